@@ -1255,14 +1255,15 @@ def test_the_result_stays_in_sight_beside_or_below_the_controls(visit, part):
 
     controls, result = boxes(100)
     assert result["x"] > controls["x"] + controls["width"] and abs(result["y"] - controls["y"]) < 20
-    whole = page.locator(f"[data-explorer={part}] .explorer-both").bounding_box()["height"]
+    both = page.locator(f"[data-explorer={part}] .explorer-both")
+    whole = both.bounding_box()["height"]
     assert controls["height"] < 620
     beside = page.locator(f"[data-explorer={part}] .explorer-result").bounding_box()["height"]
     shorter = min(controls["height"], beside)
-    assert whole - shorter > 65
-    # where the shorter one would be out of sight
-    controls, result = boxes(-(whole - shorter - 80) / 2)
-    assert 50 <= (controls if shorter < beside else result)["y"] < 80
+    # halfway between where the shorter one begins to stay and where what is beside it ends
+    boxes(0)
+    controls, result = boxes(60 - both.bounding_box()["y"] - (whole - shorter) / 2)
+    assert both.bounding_box()["y"] < 50 <= (controls if shorter < beside else result)["y"] < 80
 
     page.set_viewport_size({"width": 390, "height": 844})
     controls, result = boxes(60)

@@ -220,7 +220,7 @@ def test_servers_take_what_shardlab_serving_says(bare):
             case["output"],
             weights=case["weights"],
             cache=case["cache"],
-            token_seconds=case["latency"] / 1e3 or math.inf,
+            slow_token_seconds=case["latency"] / 1e3 or math.inf,
             first_token_seconds=case["first"] / 1e3 or math.inf,
         )
         assert answer["usable"] == pytest.approx(on.usable_bytes)
@@ -237,6 +237,7 @@ def test_servers_take_what_shardlab_serving_says(bare):
             )
             found = [
                 best["expected"]["token"],
+                best["expected"]["slow"],
                 best["expected"]["first"],
                 best["speed"],
                 best["requests_per_second"],
@@ -249,6 +250,7 @@ def test_servers_take_what_shardlab_serving_says(bare):
             ]
             wanted = [
                 times.token_seconds,
+                times.slow_token_seconds,
                 times.first_token_seconds,
                 times.tokens_per_second_per_chip,
             ]
@@ -258,14 +260,14 @@ def test_servers_take_what_shardlab_serving_says(bare):
                 cost.least.first_token_seconds,
             ]
             assert found == pytest.approx([*wanted, cost.total_bytes, cost.prefill_share], rel=1e-9)
-            bands = [layout["bands"][name] for name in ("first", "token", "throughput")]
+            bands = [layout["bands"].get(name) for name in ("first", "token", "throughput")]
             of_cost = (cost.bands.first_token, cost.bands.token, cost.bands.throughput)
-            assert bands == [asdict(band) | {"words": str(band)} for band in of_cost]
+            assert bands == [band and asdict(band) | {"words": str(band)} for band in of_cost]
             kinds.update([
                 cost.bound, best["meets"], "torus" if on.chip.torus else "switch",
                 "nodes" * (on.slices > 1),
                 "experts" * (cost.layout.expert > 1), "stages" * (cost.layout.pipeline > 1),
-                "tested" if cost.bands.token.tested else "untested",
+                "tested" if any(of_cost) else "untested",
             ])  # fmt: skip
     many = (
         True,
@@ -429,7 +431,7 @@ def test_the_first_screen_has_the_question_and_the_answer(visit):
         assert words(page).startswith(
             f"Best mesh: {first}. Expect 8.34 s for a step.".replace(" x ", " × ")
         )
-        spread = costs.band_of(made.chip, made.kind)[0].factor
+        spread = costs.band_of(made.chip, made.kind).factor
         step, band = found["Step"]
         assert quantity(step) == pytest.approx(first.expected_seconds, rel=0.006)
         assert [quantity(end) for end in band.split(" to ")] == pytest.approx(
@@ -453,6 +455,7 @@ def test_the_first_screen_has_the_question_and_the_answer(visit):
     [
         "#planner?model=llama-3-70b&chip=v5p&chips=256&batch=1048576&remat=mlp&reserve=20",
         "#planner?model=mixtral-8x7b&chip=H100&chips=32&batch=1048576&sequence=2048&products=fp8",
+        "#planner?model=mixtral-8x7b&chip=H100&chips=32&batch=1048576&dispatch=node&overlap=expert",
         "#planner?model=own&chip=A100&chips=16&layers=16&batch=262144&experts=8&experts_per_token=2",
         "#planner?model=llama-3-8b&chip=v6e&chips=128&slices=2&batch=1048576",
     ],
@@ -508,11 +511,11 @@ def test_the_command_serves_the_same(visit, address):
     untested = not any(best["tested_servers"].values())
     assert page.locator(".planner-beyond").count() == untested
     for name, of in (("Time per token", "token_seconds"), ("First token", "first_token_seconds")):
-        band = found[name][1].removeprefix("untested: ")
-        assert [quantity(end) for end in band.split(" to ")] == pytest.approx(
-            best["range"][of], rel=0.006
-        )
-        assert (band == found[name][1]) == bool(best["tested_servers"][of])
+        if best["range"][of]:
+            ends = found[name][1].split(" to ")
+            assert [quantity(end) for end in ends] == pytest.approx(best["range"][of], rel=0.006)
+        else:
+            assert found[name][1] == "no range is known" and not best["tested_servers"][of]
 
 
 def test_what_fits_stays_in_sight(visit):

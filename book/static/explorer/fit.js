@@ -129,10 +129,12 @@ function network(kind, bytes, outer, chip, waiting) {
   return min(first, second);
 }
 
-// [the time within a slice or node, that between them] of so many collectives of these bytes together.
-function axisSeconds(kind, count, bytes, { near, far, ways, hops, routed, crowd }, waits, chip) {
+// [the time within a slice or node, that between them] of so many collectives of these bytes together. If tokens are sent
+// once to each node, experts are how many each has.
+function axisSeconds(kind, count, bytes, { near, far, ways, hops, routed, crowd }, waits, chip, experts = 0) {
   const link = chip.link_bytes_per_second;
-  const [within, between, late] = kind === ROUTE ? [routed * (bytes / far) / link, bytes, hops]
+  const sent = experts ? [bytes, bytes * (far * (1 - (1 - 1 / far) ** experts)) / experts] : [bytes / far, bytes];
+  const [within, between, late] = kind === ROUTE ? [routed * sent[0] / link, sent[1], hops]
     : kind === PERMUTE ? [near > 1 ? crowd * bytes / link : 0, far > 1 ? bytes : 0, Number(near > 1)]
     : [sentBytes(kind, bytes, near) / (ways * link), bytes / near, rounds(kind) * hops];
   return [max(within, count * late * chip.link_seconds), network(kind, between, far, chip, waits ? count : min(count, 1))];
@@ -314,30 +316,39 @@ function step(model, counted, made, where, given) {
     bytesOf[axis] = 0;
     const waits = !["data", "fsdp"].includes(axis) || !chip.torus.length;
     for (const [at, kind, count, bytes] of moves[axis]) {
-      const [one, other] = axisSeconds(kind, count, bytes, where[at], waits, chip);
+      const [one, other] = axisSeconds(kind, count, bytes, where[at], waits, chip, given.dispatch === "node" ? chosen : 0);
       [near, far] = [near + one, far + other];
       late += count * latency(kind, where[at], fitted);
       const of = where[at].near * where[at].far;
       bytesOf[axis] += of > 1 ? sentBytes(kind, bytes, of) : 0;
     }
     seconds[axis] = max(near, far);
-    took[axis] = max(near / fitted.links, far / fitted.network) + late;
+    const network = axis === "expert" && given.dispatch === "node" ? fitted.dispatched : fitted.network;
+    took[axis] = max(near / fitted.links, far / network) + late;
   }
 
   // The time to expect: products at the share of the peak that their sizes reach, and what nothing hides.
   const [, share] = Object.entries(fitted.products).find(([name]) => given.chip.startsWith(name)) || [0, fitted.other];
   const rows = max(tokens / micro, 1e-9);
-  const least = experts ? min(rows * chosen * expert / experts, counted.wide / tensor) : min(rows, d, model.d_ff / tensor);
-  const slower = (attention * (1 + fitted.half / min(rows, d, heads * head_dim / tensor)) +
-    (experts ? ff / fitted.grouped : ff) * (1 + fitted.half / least)) / (attention + ff);
-  const work = (products / fast * slower + (flops - products) / peak) / share;
-  const hidden = { fsdp: work, data: 2 / 3 * work / micro, context: (flops - products) / peak / share };
+  const precision = (given.products || "bf16") === "bf16" ? "bf16" : "narrow";
+  const [half, grouped] = [fitted.half[precision], fitted.grouped[precision]];
+  const mlps = experts ? (1 + grouped.half / (counted.wide / tensor) + half / (rows * chosen * expert / experts)) / grouped.share
+    : 1 + half / min(rows, d, model.d_ff / tensor);
+  const slower = (attention * (1 + half / min(rows, d, heads * head_dim / tensor)) + ff * mlps) / (attention + ff);
+  const overlap = given.overlap || [];
+  const left = overlap.includes("expert") && expert > 1 ? share * fitted.while_sending : share;
+  const output = 6 * vocab * d * tokens / (tensor * pipeline);
+  const attending = (flops - products - output) * ((1 + fitted.half.bf16 / head_dim) / (1 + fitted.half.bf16 / 128));
+  const work = (products / fast * slower + (attending + output) / peak) / left;
+  const hidden = { fsdp: work, data: 2 / 3 * work / micro, context: attending / peak / left };
   const open = (axis) => max(took[axis] - hidden[axis], 0);
   const host = max(seconds.host / 2 - work / 4, 0) + max(seconds.host / 2 - work * 3 / 4, 0); // one way in each pass
   const alone = { // of each axis, what has nothing to hide behind
     data: open("data") + took.data / layers, fsdp: open("fsdp") + took.fsdp / (layers * scatter), tensor: took.tensor,
     pipeline: took.pipeline / micro, context: open("context"), expert: took.expert, host,
   };
+  if (overlap.includes("tensor")) alone.tensor = max(took.tensor - products / fast * slower / left, took.tensor / tensor);
+  if (overlap.includes("expert")) alone.expert = max(took.expert - work, took.expert / micro);
   const exposed = AXES.reduce((all, axis) => all + alone[axis], 0) + host;
   const [bubble, updating] = [(pipeline - 1) / (micro * stages), update / bandwidth];
   const longest = max(...Object.values(seconds));

@@ -6,7 +6,7 @@ const { bar, bytesText, codeBox, figure, folded, fromConfig, g, gigabytes, h, me
 const ALL = ("layers d_model d_ff heads kv_heads head_dim vocab experts experts_per_token shared_experts expert_d_ff dense_layers " +
   "kv_rank q_rank rope_dim").split(" "); // the sizes of a model
 const STATE = { parameters: "bf16", gradients: "bf16", moments: "f32", master: "none" };
-const KEYS = [...("use model chip chips slices batch sequence remat tokens products parameters gradients moments master prompt " +
+const KEYS = [...("use model chip chips slices batch sequence remat tokens products overlap dispatch parameters gradients moments master prompt " +
   "output latency first weights cache reserve choice gated tied").split(" "), ...ALL];
 const isTpu = (chip) => explorer.data.chips[chip].torus.length > 0;
 const digits = (n, many = 3) => plain(Number(n.toPrecision(many)));
@@ -22,7 +22,8 @@ function given(form) {
     model: explorer.data.models[form.model] || own, chip: form.chip,
     ...Object.fromEntries(number(["chips", "reserve"])),
     ...Object.fromEntries(form.use === "serve" ? [...number(["prompt", "output", "latency", "first"]), ...chosen(["weights", "cache"])]
-      : [...number(["batch", "sequence"]), ...chosen(["remat", "products", ...Object.keys(STATE)])]),
+      : [...number(["batch", "sequence"]), ...chosen(["remat", "products", "dispatch", ...Object.keys(STATE)]),
+      ["overlap", (form.overlap || "").split(",").filter((axis) => axis)]]),
     slices: isTpu(form.chip) && form.use !== "serve" ? Number(form.slices) : 1,
   };
 }
@@ -41,8 +42,8 @@ function command(form) {
       `${option("cache", form.cache, "bf16")}${reserve}`;
   }
   return `${words} ${form.chips} --batch-tokens ${form.batch} --sequence ${form.sequence}` +
-    `${isTpu(form.chip) ? option("slices", form.slices, "1") : ""}${option("remat", form.remat, "block")}` +
-    `${option("products", form.products, "bf16")}` +
+    `${isTpu(form.chip) ? option("slices", form.slices, "1") : ""}${option("remat", form.remat, "")}` +
+    `${option("products", form.products, "bf16")}${option("overlap", form.overlap.replace(",", " "), "")}${option("dispatch", form.dispatch, "expert")}` +
     `${Object.entries(STATE).map(([name, usual]) => option(name, form[name], usual)).join("")}${reserve}`;
 }
 
@@ -65,7 +66,7 @@ function bandOf({ mesh }, { model, chip, sequence, products = "bf16" }) {
   const family = isTpu(chip) ? "tpu" : "gpu";
   const axes = order.filter((axis) => mesh[axis] > 1);
   const has = {
-    mixture: model.experts > 0, long: axes.includes("context") || sequence >= most.long, narrow: products !== "bf16",
+    "narrow mixture": model.experts > 0 && products !== "bf16", mixture: model.experts > 0, long: axes.includes("context") || sequence >= most.long, narrow: products !== "bf16",
     chip: !Object.keys(fitted[family].products).some((name) => chip.startsWith(name)),
     pipeline: axes.includes("pipeline") && axes.length > 2, dense: true,
   };
@@ -89,7 +90,7 @@ const range = (n, spread, write) => `${write(n / spread)} to ${write(n * spread)
 function plot(name, of, points, spread, write, wide) {
   const [width, height, left, low] = [300, 150, 46, 118];
   const [xs, ys] = [points.map(([x]) => Math.log2(x)), points.map(([, y]) => y)];
-  const most = Math.max(...ys) * spread * 1.05;
+  const most = Math.max(...ys) * (spread || 1) * 1.05;
   const x = (n) => left + (Math.log2(n) - xs[0]) / (xs[xs.length - 1] - xs[0] || 1) * (width - left - 14);
   const y = (n) => low - n / most * (low - 8);
   const path = (all) => all.map(([n, value], i) => `${i ? "L" : "M"}${g(x(n))} ${g(y(value))}`).join("");
@@ -167,8 +168,8 @@ function train(form) {
   const [step, { parameters, active }] = [shown.expected_seconds, sizesOf(model)];
   const [tokens, twenty] = [form.tokens * 1e9, 20 * active];
   const { speed, days } = rates(asked, step, tokens);
-  const [lines, { own, factor: spread, words: says }] = [beyond(shown, asked), bandOf(shown, asked)];
-  const band = (n, write) => `${lines.length || !own ? "untested: " : ""}${range(n, spread, write)}`;
+  const [lines, { factor: spread, words: says }] = [beyond(shown, asked), bandOf(shown, asked)];
+  const band = (n, write) => (spread ? `${lines.length ? "untested: " : ""}${range(n, spread, write)}` : "no range is known");
   const helps = remedies.map(([what, best]) => `${what}: ${gigabytes(best.total_bytes)}, ${timeText(best.expected_seconds)} on ` +
     meshText(best.mesh, best));
   const none = helps.length ? `What would fit: ${helps.join("; ")}.` : "Neither up to sixteen times the chips nor more rematerialisation fits.";
@@ -211,7 +212,7 @@ function train(form) {
       h("div", { class: "planner-table" }, table("Meshes, ranked", ["fits", "mesh", "expected", "tokens/s per chip", "MFU", "memory",
         "at least", "exposed", "bound by"], ...rows)),
       h("h2", {}, "Speed and latency against the batch"),
-      h("p", {}, `The best mesh for each batch. An empty mark does not fit${spread > 1 ? "; the grey band is the range" : ""}.`),
+      h("p", {}, `The best mesh for each batch. An empty mark does not fit${spread ? "; the grey band is the range" : ""}.`),
       plots,
       h("h2", {}, "The chosen mesh"),
       pictures(bar(shown.memory, shown.total_bytes, of.hbm_bytes, asked.reserve, most)),
@@ -240,7 +241,8 @@ function serve(form) {
   const at = form.choice ? layouts.findIndex((one) => namedLayout(one) === form.choice) : 0;
   const layout = layouts[Math.max(at, 0)];
   const { best, points, bands } = layout;
-  const band = (of, n, write) => `${of.tested ? "" : "untested: "}${range(n, of.factor, write)}`;
+  const band = (of, n, write) => (of ? range(n, of.factor, write) : "no range is known");
+  const said = (of) => (of ? of.words : "no range is known; fewer than eight published servers test it");
   const why = best.fits ? "no number of requests is as fast as asked for"
     : `one sequence needs ${gigabytes(best.total_bytes)}, and ${gigabytes(usable)} are there`;
   const words = `${at < 0 ? `“${form.choice}” is no layout of these chips; here is the first. ` : ""}` +
@@ -255,7 +257,7 @@ function serve(form) {
       `${(each.best.total_bytes / 1e9).toFixed(1)} GB`, each.best.bound];
   });
   const dots = (of) => points.map((point) => [point.requests, of(point), point.meets, point.requests === best.requests]);
-  const untested = Object.values(bands).every(({ tested: many }) => !many);
+  const untested = !Object.values(bands).some((of) => of);
   return {
     refused: !best.meets, words, answer: { layout },
     nodes: [
@@ -267,9 +269,9 @@ function serve(form) {
           best.fits ? `✓ fits, ${asked.reserve} % reserved` : `✗ ${gigabytes(best.total_bytes - usable)} too much`, !best.fits],
         "All chips": [`${count(best.requests_per_second)} requests/s`, `${plain(best.requests)} at a time`],
         "At least": [`${timeText(best.least.token)} a token`, `at most ${count(best.most)} tokens/s per chip`],
-      }), h("p", { class: "planner-range" }, `Time for each token: ${bands.token.words}. Throughput: ${bands.throughput.words}. ` +
-        `Time to the first token: ${bands.first.words}.`),
-      ...marks(untested ? ["No published server is like this one."] : []),
+      }), h("p", { class: "planner-range" }, `Time for each token: ${said(bands.token)}. Throughput: ${said(bands.throughput)}. ` +
+        `Time to the first token: ${said(bands.first)}.`),
+      ...marks(untested ? ["Fewer than eight published servers are like this one."] : []),
       ...commandBox(command(form))),
       h("h2", {}, "Layouts, ranked"),
       h("p", {}, `${plain(layouts.length)} layouts fill these chips, each with the fewest requests that have nearly the highest throughput. Prompts take ` +
@@ -277,10 +279,10 @@ function serve(form) {
       h("div", { class: "planner-table" }, table("Layouts, ranked", ["fits", "layout", "tokens/s per chip", "per token", "first token", "memory",
         "bound by"], ...rows)),
       h("h2", {}, "Speed and latency against the requests"),
-      h("p", {}, "An empty mark is slower than asked for; the grey band is the range."),
+      h("p", {}, `An empty mark is slower than asked for${bands.throughput ? "; the grey band is the range" : ""}.`),
       h("div", { class: "shardlab explorer-pictures planner-plots" }, ...(points.length > 1 ? [
-        plot("Tokens per second on each chip", "requests at a time", dots(({ speed }) => speed), bands.throughput.factor, atoms, plain),
-        plot("Time per token", "requests at a time", dots(({ expected }) => expected.token), bands.token.factor, seconds, plain)] : [])),
+        plot("Tokens per second on each chip", "requests at a time", dots(({ speed }) => speed), bands.throughput?.factor, atoms, plain),
+        plot("Time per token", "requests at a time", dots(({ expected }) => expected.token), bands.token?.factor, seconds, plain)] : [])),
     ],
   };
 }

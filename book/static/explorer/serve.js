@@ -1,6 +1,6 @@
 // What serving costs: shardlab.serving, for requests of one kind on every layout of the chips.
-//   case: { model, chip, chips, prompt, output, weights, cache, reserve, latency, first }: the longest time for a token and
-//   to the first one in ms, or 0 for any
+//   case: { model, chip, chips, prompt, output, weights, cache, reserve, latency, first }: the longest time for 95 of 100
+//   tokens and to the first one in ms, or 0 for any
 (function (explorer) {
 "use strict";
 const { axisSeconds, divisors, flopsOf, machine, notAModel, place, sizesOf, splits } = explorer;
@@ -43,12 +43,14 @@ function decode(given, on, batch, context) {
     ...sums,
   };
   const stored = (counted.parameters - counted.routed + counted.routed / expert) / (tensor * pipeline);
-  return {
-    bound: most(parts), total_bytes: cached + stored * widths[weights],
-    seconds: max(parts.cache, parts.attention) + max(parts.parameters, parts.compute) + sent,
-    expected_seconds: max(parts.cache / rates.hbm, parts.attention / rates.products) +
-      max(parts.parameters / rates.hbm, parts.compute / rates.products) + (sent + hidden) / rates.links +
-      layers * rates.layer_seconds + batch / expert * rates.sequence_seconds,
+  const seconds = max(parts.cache, parts.attention) + max(parts.parameters, parts.compute) + sent;
+  const expected = max(parts.cache / rates.hbm, parts.attention / rates.products) +
+    max(parts.parameters / rates.hbm, parts.compute / rates.products) + (sent + hidden) / rates.links +
+    layers * rates.layer_seconds + batch / expert * rates.sequence_seconds;
+  const token = expected - layers * (rates.layer_seconds - rates.token_layer_seconds);
+  return { // as many requests are served, and as clients wait: at least, and to expect
+    bound: most(parts), total_bytes: cached + stored * widths[weights], seconds: [seconds, seconds],
+    expected_seconds: [batch / expert < explorer.data.served.many ? token : expected, token],
   };
 }
 
@@ -73,11 +75,18 @@ function prefill(given, on, batch) {
 }
 
 // --- A server: shardlab.serving ---
-// Times of a replica that prefills prompts between its steps: to the first token, for each token, and requests per second.
-function composed(step, first, prompt, waits, sequences, output) {
-  const token = step + (sequences - 1) * prompt / output;
+// Times of a replica that prefills prompts between its steps: to the first token, for each token, for one that is slower than
+// 95 of 100, and requests per second.
+function composed([step, own], first, prompt, waits, sequences, output) {
+  const others = (sequences - 1) * prompt / output;
   const prompts = prompt / (prompt + output * step / sequences); // the share of the time that they take
-  return { first: first + waits, token, rate: sequences / (first + output * token), prompts };
+  const busy = sequences * prompt / (sequences * prompt + output * own);
+  const queue = min(busy / (2 * max(1 - busy, 1e-9)), (sequences - 1) / 2); // prompts that a request finds before its own
+  return {
+    first: first + waits * (own / 2 + queue * prompt), token: own + others, prompts,
+    slow: (sequences - 1) / output > explorer.data.served.slow ? own + first : own,
+    rate: sequences / (first + output * (step + others)),
+  };
 }
 
 // So many sequences on each replica of a layout.
@@ -88,7 +97,7 @@ function server(given, on, sequences) {
   const step = decode(given, on, sequences, prompt + output / 2);
   const [alone, together] = [prefill(given, on, 1), prefill(given, on, many)];
   const way = (name, waits) => composed(step[name], alone[name], together[name] / (many * pipeline), waits, sequences, output);
-  const [least, expected] = [way("seconds", 0), way("expected_seconds", step.expected_seconds / 2)];
+  const [least, expected] = [way("seconds", 0), way("expected_seconds", 1)];
   const { total_bytes } = decode(given, on, sequences, prompt + output);
   const fits = total_bytes <= usable;
   const slow = (most, seconds) => most > 0 && seconds > most / 1e3;
@@ -96,21 +105,18 @@ function server(given, on, sequences) {
   return {
     requests: sequences * replicas, sequences, bound: step.bound, total_bytes, fits, least, expected,
     speed: speed(expected), most: speed(least), requests_per_second: expected.rate * replicas,
-    meets: fits && !slow(latency, expected.token) && !slow(longest, expected.first),
+    meets: fits && !slow(latency, expected.slow) && !slow(longest, expected.first),
   };
 }
 
 // By which factor the expected times of so many sequences are off, at most, and on how many servers that was tested.
 function servedBands({ model, chip }, { made, tensor, pipeline, expert }, sequences) {
-  const { bands, few, tested_chips: tested, unknown } = explorer.data.served;
-  if (pipeline * expert > 1 || tensor > made.near || !tested.includes(chip)) {
-    return { first: unknown, token: unknown, throughput: unknown };
-  }
+  const { bands, many, tested_chips: tested } = explorer.data.served;
+  if (pipeline * expert > 1 || tensor > made.near || !tested.includes(chip)) return {};
   const name = `${made.chip.torus.length ? "tpu" : "gpu"}${model.experts ? ", experts" : ""}`;
-  const throughput = bands[name] || unknown;
   return {
-    throughput, first: bands[`${name}, loaded`] || bands[`${name}, first_token`] || unknown,
-    token: sequences <= few ? bands[`${name}, few`] || unknown : bands[`${name}, token`] || throughput,
+    throughput: sequences >= many ? bands[name] : undefined, token: bands[`${name}, token`],
+    first: bands[`${name}, ${sequences > 1 ? "loaded" : "first_token"}`],
   };
 }
 

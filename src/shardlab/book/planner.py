@@ -16,7 +16,7 @@ from shardlab.costs.bands import KINDS_OF_PLANS, band_of, band_words
 from shardlab.costs.dtypes import BYTES
 from shardlab.costs.plan import MOST_CHIPS, ORDER, plan
 from shardlab.costs.published import RUNS
-from shardlab.costs.rates import Band
+from shardlab.costs.setting import DISPATCHES, OVERLAPS
 from shardlab.costs.steps.parallelism import MESH_AXES
 from shardlab.costs.steps.remat import POLICIES, REMAT
 from shardlab.machines import hardware, models
@@ -34,6 +34,9 @@ RESERVE = 10  # per cent of a chip's memory, as in `shardlab.plan`
 USES = {"train": "train it", "serve": "serve it"}
 STATE = {"parameters": ("bf16", "f32"), "gradients": ("bf16", "f32"), "moments": ("f32", "bf16")}
 MASTER = ("none", "f32")
+# axes whose collectives a framework overlaps with products, and how it sends tokens to experts
+OVERLAPPED = {"": "no axis", **{axis: axis for axis in OVERLAPS}, ",".join(OVERLAPS): "both"}
+DISPATCHED = dict(zip(DISPATCHES, ("once for each expert", "once to each node"), strict=True))
 PRODUCTS = tuple(
     dict.fromkeys(dtype for chip in hardware.CHIPS.values() for dtype in chip.flops_per_second)
 )
@@ -90,9 +93,13 @@ def data() -> dict:
         "prefill": serving.PREFILL_TOKENS,
         "served": {
             "rates": {kind: asdict(served) for kind, served in inference.SERVED.items()},
-            "bands": {name: _told(band) for name, band in serving.BANDS.items()},
-            "unknown": _told(Band(max(band.factor for band in serving.BANDS.values()), 0)),
-            "few": serving.FEW,
+            "bands": {
+                name: asdict(band) | {"words": str(band)}
+                for name in serving.BANDS
+                if (band := serving.band_of(name))
+            },
+            "many": serving.MANY,
+            "slow": serving.SLOW,
             "alike": serving.ALIKE,
             "tested_chips": serving.TESTED_CHIPS,
             "powers": serving.POWERS,
@@ -108,15 +115,10 @@ def _bands(chip):
     """
     kinds = {}
     for kind in KINDS_OF_PLANS:
-        band, own = band_of(hardware.chip(chip), kind)
+        band = band_of(hardware.chip(chip), kind)
         words = " ".join(band_words(hardware.chip(chip), kind).split())
-        kinds[kind] = {"factor": band.factor, "own": own, "words": words}
+        kinds[kind] = {"factor": band.factor if band else None, "words": words}
     return kinds
-
-
-def _told(band):
-    """A band of servers, with its words."""
-    return asdict(band) | {"words": str(band)}
 
 
 def _tested(torus):
@@ -173,10 +175,12 @@ def _controls(model, chip, chips, batch_tokens, sequence, remat):
         )
         + _any("tokens", "Training tokens, billions", 1000, "", " required")
         + select("products", "Products of the layers", PRODUCTS)
+        + select("overlap", "Overlapped with products", OVERLAPPED)
+        + select("dispatch", "Tokens sent to experts", DISPATCHED)
     )
     state = "".join(select(name, name.capitalize(), dtypes) for name, dtypes in STATE.items())
     state += select("master", "Master weights", MASTER)
-    bounds = _any("latency", "ms for a token, at most", "", "")
+    bounds = _any("latency", "ms for 95 of 100 tokens, at most", "", "")
     bounds += _any("first", "ms to the first token, at most", "", "")
     served = select("weights", "Weights", STORED) + select("cache", "KV cache", STORED)
     sizes = models.model(model)
@@ -254,7 +258,7 @@ def planner(
     command = (
         f"shardlab plan {model} {chip} {chips} --batch-tokens {batch_tokens} --sequence {sequence}"
     )
-    command += f" --remat {remat}" * (remat != "block")
+    command += f" --remat {remat}"
     without = (
         '<p class="planner-plain">Without JavaScript this page shows one plan. For another, '
         "install "

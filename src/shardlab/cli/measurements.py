@@ -4,8 +4,12 @@ import json
 from dataclasses import asdict
 
 from shardlab._arguments import nearest
+from shardlab._tables import aligned
 from shardlab.cli.arguments import Wrong
+from shardlab.costs import serving
+from shardlab.costs.bands import ENOUGH, KINDS_OF_PLANS
 from shardlab.costs.ledger import Ledger, ledger, read
+from shardlab.costs.rates import FITTED
 
 ABOUT = "list what formulas predict beside what was measured, by others or by you"
 EXAMPLES = """\
@@ -66,6 +70,26 @@ def run(options):
                 "contradict their prediction"
             )
             print(f"{group!r}\n")
+    if not options.file and not options.misses and options.kind is None:
+        print(_kinds_tested())
     if not any(listed.values()):
         print("nothing that is listed contradicts its prediction")
     return 0 if any(listed.values()) else 1
+
+
+def _kinds_tested():
+    """For each kind of plan and family of servers: how many published ones test it, their median,
+    and how many of them are inside its band.
+    """
+    kinds = {
+        f"{family.upper()}: {KINDS_OF_PLANS[kind]}": band
+        for family, fitted in FITTED.items()
+        for kind, band in fitted.bands.items()
+    }
+    kinds |= {f"servers: {name}": band for name, band in serving.BANDS.items()}
+    rows = [("kind, tested by what nothing was fitted to", "n", "measured/expected", "inside")]
+    for name, band in kinds.items():
+        inside = f"{band.inside:.0%} within {band.factor:.2f}"
+        known = band.tested >= ENOUGH
+        rows.append((name, f"{band.tested}", f"{band.median:.2f}", inside if known else "too few"))
+    return aligned(rows)

@@ -1,12 +1,14 @@
 """`shardlab plan`: list the meshes on which a model fits, by predicted step time."""
 
 import argparse
+import json
 import sys
 import time
 
 from shardlab import costs
 from shardlab.cli import serve
 from shardlab.cli.arguments import Wrong
+from shardlab.costs.bands import band_of
 from shardlab.costs.plan import FASTER, plan, whole_number
 from shardlab.costs.setting import DISPATCHES, OVERLAPS
 from shardlab.costs.steps.parallelism import MESH_AXES
@@ -72,14 +74,13 @@ def add_arguments(command):
     )
     command.add_argument(
         "--remat",
-        default="block",
         choices=(*costs.REMAT, *costs.POLICIES),
         metavar="KIND",
         help="what the backward pass rematerialises, in all meshes alike: none; matmuls, the "
         "scores of attention; mlp, "
         "all of attention; block, whole layers; offload, whole layers with their inputs in "
         "the host's memory; or a policy of MaxText or Megatron-LM: "
-        f"{', '.join(costs.POLICIES)} (block)",
+        f"{', '.join(costs.POLICIES)} (the fastest of the first five with which a mesh fits)",
     )
     for name, default in STATE.items():
         command.add_argument(
@@ -137,6 +138,12 @@ def add_arguments(command):
             "how often a token is sent to another node: once for each expert there, or once, as "
             "DeepEP does (expert)"
         ),
+    )
+    command.add_argument(
+        "--tokens",
+        type=float,
+        metavar="BILLIONS",
+        help="tokens to train on, in billions; the days that they take are printed",
     )
     command.add_argument(
         "--reserve",
@@ -216,7 +223,9 @@ def _run(options):
             "--verify compiles steps with bfloat16 parameters and gradients and float32 "
             f"moments; leave out {', '.join(changed)}"
         )
-    proposal = planned(options.remat)
+    if options.tokens is not None and not 0 < options.tokens <= 1e9:
+        raise ValueError(f"--tokens is {options.tokens:g} billion; use more than 0, up to 1e9")
+    proposal = planned(options.remat) if options.remat else _fastest(planned, options.chip)
     if proposal.batch_tokens != options.batch_tokens:
         print(
             (
@@ -227,11 +236,9 @@ def _run(options):
             ),
             file=sys.stderr if options.json else sys.stdout,
         )
-    print(proposal.to_json(options.top) if options.json else proposal.report(options.top))
     fitting = len(proposal.fitting)
     stream = sys.stderr if options.json else sys.stdout
-    if fitting and not options.json:
-        print(_other_remat(proposal, planned))
+    print(_told(proposal, options) if options.json else _text(proposal, options, planned))
     if options.plot:
         try:
             proposal.plot(options.plot, options.top)
@@ -256,6 +263,75 @@ def _run(options):
             file=sys.stderr,
         )
     return 0 if fitting else 1
+
+
+def _text(proposal, options, planned):
+    """The report, with what it assumes above it, and below it days and other policies."""
+    lines = [_assumed(proposal, options), proposal.report(options.top)]
+    if proposal.fitting and options.tokens:
+        lines.append(_days_words(proposal, options.tokens))
+    if proposal.fitting and options.remat:
+        lines.append(_other_remat(proposal, planned))
+    return "\n".join(lines)
+
+
+def _fastest(planned, chip):
+    """The plan with the kind of rematerialisation whose best mesh fits and is the fastest; of those
+    as fast, but for a tie, the one that computes less again. Where nothing fits, the plan with
+    whole layers computed again.
+    """
+    plans = {
+        remat: planned(remat)
+        for remat, kind in costs.REMAT.items()
+        if not kind.offloads or hardware.chip(chip).host_bytes_per_second
+    }
+    found = None
+    for made in plans.values():
+        if made.fitting and (
+            found is None
+            or made.choices[0].expected_seconds < FASTER * found.choices[0].expected_seconds
+        ):
+            found = made
+    return found or plans["block"]
+
+
+def _assumed(proposal, options):
+    """What the plan assumes of the step, and which options change it."""
+    bytes_of = {name: getattr(options, name) for name in STATE}
+    each = ", ".join(f"{name} {dtype}" for name, dtype in bytes_of.items() if dtype != "none")
+    label = costs.REMAT[proposal.remat].label if proposal.remat in costs.REMAT else proposal.remat
+    chosen = "" if options.remat else ", the fastest of those that fit"
+    if not (options.remat or proposal.fitting):
+        chosen = ", as no other fits either"
+    return (
+        f"Assumed: computed again in the backward pass: {label} (--remat {proposal.remat}{chosen});"
+        f"\n{options.products} products; {each}."
+    )
+
+
+def _days(proposal, billions):
+    """The days for so many tokens on the first mesh: expected, and the range in which nine in ten
+    of its kind were, or None.
+    """
+    seconds = proposal.choices[0].expected_seconds / proposal.batch_tokens
+    expected = billions * 1e9 * seconds / 86_400
+    band = band_of(proposal.chip, proposal.kind)
+    return expected, band.range(expected) if band else None
+
+
+def _days_words(proposal, billions):
+    expected, around = _days(proposal, billions)
+    spread = f"{around[0]:,.1f} to {around[1]:,.1f}" if around else "no range is known"
+    return f"{billions:,g} billion tokens take {expected:,.1f} days on it ({spread})."
+
+
+def _told(proposal, options):
+    """The plan as JSON, with the days if tokens are given."""
+    told = proposal.to_json(options.top)
+    if not options.tokens:
+        return told
+    expected, around = _days(proposal, options.tokens)
+    return json.dumps(json.loads(told) | {"days": expected, "days_range": around}, indent=1)
 
 
 def _refuse_ignored(options):

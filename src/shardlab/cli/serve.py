@@ -64,7 +64,10 @@ def add_arguments(command, number):
         ),
     )
     served.add_argument(
-        "--latency", type=float, metavar="MS", help="longest time for a token, in milliseconds"
+        "--latency",
+        type=float,
+        metavar="MS",
+        help="longest time from a token to the next, for 95 of 100 of them, in milliseconds",
     )
     served.add_argument(
         "--first-token", type=float, metavar="MS", help="longest time to the first one"
@@ -118,7 +121,7 @@ def run(options: argparse.Namespace) -> int:
         "chunk": options.chunk,
     }
     bounds = {
-        "token_seconds": (options.latency or float("inf")) / 1e3,
+        "slow_token_seconds": (options.latency or float("inf")) / 1e3,
         "first_token_seconds": (options.first_token or float("inf")) / 1e3,
     }
     plans = serving.server_plan(
@@ -129,6 +132,9 @@ def run(options: argparse.Namespace) -> int:
             f"--concurrency {options.concurrency} gives some replicas no request; use more of them"
         )
     able = [cost for cost in plans if cost.fits and _fast(cost, bounds)]
+    asked = (model, machine, prompt, output, options.concurrency)
+    found = serving.fewest_chips(*asked, **bounds, **replica_options)
+    remedies = {} if able else serving.remedies(*asked, **bounds, **replica_options)
     rows = list(serving.batches(model, machine, prompt, output, plans[0].layout, **replica_options))
     if options.json:
         record = {
@@ -138,11 +144,18 @@ def run(options: argparse.Namespace) -> int:
             "output_tokens": output,
         }
         record |= {"chunk_tokens": options.chunk, "able": len(able)}
+        record |= {"fewest": found and _record(found, bounds)}
+        record |= {
+            "remedies": [
+                {"change": what} | _record(cost, bounds) for what, cost in remedies.items()
+            ]
+        }
         record |= {"layouts": [_record(cost, bounds) for cost in plans[: options.top]]}
         record |= {"batches": [_record(cost, bounds) for cost in rows]}
         print(json.dumps(record, indent=1))
         return 0 if able else 1
     print(_report(model, machine, prompt, output, plans, rows, bounds, options))
+    print(_search(found, remedies, machine, bounds))
     return 0 if able else 1
 
 
@@ -160,8 +173,8 @@ def _record(cost, bounds):
     return {
         "layout": asdict(cost.layout), "concurrency_requests": cost.concurrency, "fits": cost.fits,
         "fast_enough": _fast(cost, bounds), "expected": expected, "at_least": asdict(cost.least),
-        "range": {name: band.range(expected[name]) for name, band in by_time.items()},
-        "tested_servers": {name: band.tested for name, band in by_time.items()},
+        "range": {name: band and band.range(expected[name]) for name, band in by_time.items()},
+        "tested_servers": {name: band.tested if band else 0 for name, band in by_time.items()},
         "prefill_share": cost.prefill_share, "mean_context_tokens": cost.context,
         "bound": cost.bound,
         "total_bytes_per_chip": cost.total_bytes,
@@ -176,7 +189,7 @@ def _row(first, cost, bounds):
         able, first, f"{cost.concurrency:,}",
         f"{expected.first_token_seconds * 1e3:,.0f} ({least.first_token_seconds * 1e3:,.0f})",
         f"{expected.token_seconds * 1e3:,.1f} ({least.token_seconds * 1e3:,.1f})",
-        f"{expected.pause_seconds * 1e3:,.0f}",
+        f"{expected.slow_token_seconds * 1e3:,.0f}", f"{expected.pause_seconds * 1e3:,.0f}",
         f"{expected.tokens_per_second_per_chip:,.0f} ({least.tokens_per_second_per_chip:,.0f})",
         f"{expected.requests_per_second:,.2f}", cost.bound, f"{cost.total_bytes / 1e9:,.1f}",
     )  # fmt: skip
@@ -188,6 +201,7 @@ def _report(model, machine, prompt, output, plans, rows, bounds, options):
         "requests",
         "first token ms",
         "token ms",
+        "95 % ms",
         "pause ms",
         "tokens/s/chip",
         "requests/s",
@@ -224,17 +238,18 @@ def _report(model, machine, prompt, output, plans, rows, bounds, options):
         ),
     ]
     if not _fast(best, bounds):
-        lines.append(
-            "No layout is expected to be as fast as asked for; use longer bounds or more chips."
-        )
+        lines.append("No layout is expected to be as fast as asked for.")
     times, bands = best.expected, best.bands
     for what, band, value, unit in (
         ("Throughput", bands.throughput, times.tokens_per_second_per_chip, "tokens/s/chip"),
         ("Time for each token", bands.token, times.token_seconds * 1e3, "ms"),
         ("Time to the first token", bands.first_token, times.first_token_seconds * 1e3, "ms"),
     ):
-        low, high = band.range(value)
-        lines.append(f"{what}: {low:,.0f} to {high:,.0f} {unit}, {band}.")
+        if band:
+            low, high = band.range(value)
+            lines.append(f"{what}: {low:,.0f} to {high:,.0f} {unit}, {band}.")
+        else:
+            lines.append(f"{what}: no range is known; fewer than eight published servers test it.")
     if options.chunk:
         whole = server_cost(
             model,
@@ -266,6 +281,29 @@ def _too_large(cost, machine):
     )
     return (
         f"Not even {many}: {cost.layout} needs {cost.total_bytes / 1e9:.1f} GB on each chip, "
-        f"of which {machine.usable_bytes / 1e9:.1f} GB are usable; use more chips, a shorter "
-        "context or --weights int8."
+        f"of which {machine.usable_bytes / 1e9:.1f} GB are usable."
+    )
+
+
+def _search(found, remedies, machine, bounds):
+    """The fewest chips that do it, and if these chips do not, the one change that would help."""
+    name = machine.chip.name
+    lines = [f"{what} would do: {_brief(cost)}." for what, cost in remedies.items()]
+    if found:
+        lines.append(f"The fewest {name} that meet this: {found.layout.chips}, as {_brief(found)}.")
+    elif not remedies:
+        within = " within these bounds" * (min(bounds.values()) < float("inf"))
+        lines.append(
+            f"Neither sixteen times the {name} nor another dtype nor chunks of prompts serve this"
+            f"{within}; ask for less, or use another chip."
+        )
+    return "\n".join(lines)
+
+
+def _brief(cost):
+    times = cost.expected
+    return (
+        f"{cost.layout}, {cost.concurrency:,} requests at a time, "
+        f"{times.slow_token_seconds * 1e3:,.0f} ms for 95 of 100 tokens, "
+        f"{times.first_token_seconds * 1e3:,.0f} ms to the first"
     )

@@ -42,7 +42,7 @@ from shardlab.costs.communication.traffic import (
     send_seconds,
 )
 from shardlab.costs.dtypes import BYTES
-from shardlab.costs.rates import FITTED, Band, Fitted
+from shardlab.costs.rates import FITTED, Band, Fitted, Grouped
 from shardlab.costs.rooflines import Roofline, layer, matmul
 from shardlab.costs.steps.memory import Memory, activation_bytes, training_flops, training_memory
 from shardlab.costs.steps.parallelism import AXES, MESH_AXES, SCHEDULES, Parallelism, parallelisms
@@ -64,6 +64,7 @@ __all__ = [
     "AxisCost",
     "Band",
     "Fitted",
+    "Grouped",
     "Memory",
     "Numbers",
     "Parallelism",

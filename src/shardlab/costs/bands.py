@@ -14,11 +14,12 @@ from shardlab.machines.models import Model
 __all__ = ["KINDS_OF_PLANS", "LONG", "band_of", "band_words", "kind_of_plan"]
 
 LONG = 32_768  # tokens of a sequence from which on a plan counts as one for long sequences
-ENOUGH = 4  # runs of which a band is made
+ENOUGH = 8  # runs of which a band is made
 
 # In the order in which they are asked, so that each plan is of one kind.
 KINDS_OF_PLANS = {
-    "mixture": "mixtures of experts",
+    "narrow mixture": "mixtures of experts with products in fp8 or int8",
+    "mixture": "mixtures of experts with bf16 products",
     "long": f"a context axis, or sequences of {LONG:,} tokens or more",
     "narrow": "products in fp8 or int8",
     "chip": "chips to which no share of the peak is fitted",
@@ -44,6 +45,7 @@ def kind_of_plan(
     """
     long_axes = [axis for axis in MESH_AXES if mesh.get(axis, 1) > 1]
     has = {
+        "narrow mixture": model.experts > 0 and products != "bf16",
         "mixture": model.experts > 0,
         "long": "context" in long_axes or sequence >= LONG,
         "narrow": products != "bf16",
@@ -58,27 +60,22 @@ def _family(chip):
     return "tpu" if chip.torus else "gpu"
 
 
-def band_of(chip: Chip, kind: str) -> tuple[Band, bool]:
-    """The band of a kind of plan on such chips; the widest of all kinds if fewer than four runs are
-    of this one.
+def band_of(chip: Chip, kind: str) -> Band | None:
+    """The band of a kind of plan on such chips; None if fewer than eight published runs test it.
 
-    >>> band, own = costs.band_of(chip("H100"), "dense")
-    >>> band.factor, own
-    (1.36, True)
+    >>> band = costs.band_of(chip("H100"), "dense")
+    >>> band.tested >= 8, band.inside >= 0.9
+    (True, True)
 
     Args:
       chip: a `shardlab.hardware.Chip`.
       kind: one of `KINDS_OF_PLANS`.
 
     Returns:
-      (the `Band`, whether it is that of the kind).
+      A `Band`, or None.
     """
-    bands = FITTED[_family(chip)].bands
-    if kind in bands and bands[kind].tested >= ENOUGH:
-        return bands[kind], True
-    return max(
-        (band for band in bands.values() if band.tested >= ENOUGH), key=lambda band: band.factor
-    ), False
+    band = FITTED[_family(chip)].bands.get(one_of("kind", kind, tuple(KINDS_OF_PLANS)))
+    return band if band and band.tested >= ENOUGH else None
 
 
 def band_words(chip: Chip, kind: str) -> str:
@@ -86,20 +83,20 @@ def band_words(chip: Chip, kind: str) -> str:
 
     >>> print(costs.band_words(chip("v5p"), "pipeline"))
     No published run on TPUs tests such plans: a pipeline in a mesh of three or more axes.
-    Expect errors of up to a factor of 1.93, the widest of all kinds.
+    Eight are needed to say how far off the expected time may be.
 
     Args:
       chip: a `shardlab.hardware.Chip`.
       kind: one of `KINDS_OF_PLANS`.
     """
-    band, own = band_of(chip, kind)
+    band = band_of(chip, kind)
     where, few = f"{_family(chip).upper()}s", FITTED[_family(chip)].bands.get(kind)
-    words = KINDS_OF_PLANS[one_of("kind", kind, tuple(KINDS_OF_PLANS))]
-    if own:
+    words = KINDS_OF_PLANS[kind]
+    if band:
         text = (
             f"Of {band.tested} published runs on {where} of this kind ({words}), to which "
             f"nothing was fitted, half took more than {band.median:.2f} times as long as "
-            f"expected; nine in ten were within a factor of {band.factor:.2f}."
+            f"expected; {band.inside:.0%} were within a factor of {band.factor:.2f}."
         )
     else:
         tested = (
@@ -108,5 +105,5 @@ def band_words(chip: Chip, kind: str) -> str:
             else f"No published run on {where} tests"
         )
         text = f"{tested} such plans: {words}. "
-        text += f"Expect errors of up to a factor of {band.factor:.2f}, the widest of all kinds."
+        text += "Eight are needed to say how far off the expected time may be."
     return textwrap.fill(text, 86)

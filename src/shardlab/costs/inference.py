@@ -44,7 +44,9 @@ class Served:
       products, hbm, links: the share of the chip's peak that products reach, of its memory's
         bandwidth that reading parameters and caches reaches, and of its links' bandwidth that
         collectives reach.
-      layer_seconds: what each layer takes besides, such as the launch of its kernels.
+      layer_seconds: what each layer takes besides, such as the launch of its kernels, in servers of
+        many requests, of which throughputs are published.
+      token_layer_seconds: the same in servers of which times between tokens are published.
       sequence_seconds: what each sequence takes besides in each step, such as the choice of its
         token.
     """
@@ -54,15 +56,26 @@ class Served:
     links: float
     layer_seconds: float
     sequence_seconds: float
+    token_layer_seconds: float
 
 
 # GPUs and TPUs are fitted apart: their kernels, collectives and servers are different software.
 SERVED = {
     "gpu": Served(
-        products=0.63, hbm=1.0, links=0.36, layer_seconds=244.4e-6, sequence_seconds=11.1e-6
+        products=0.63,
+        hbm=1.0,
+        links=0.36,
+        layer_seconds=244.4e-6,
+        sequence_seconds=11.1e-6,
+        token_layer_seconds=125.72e-6,
     ),
     "tpu": Served(
-        products=0.39, hbm=0.73, links=0.46, layer_seconds=102.86e-6, sequence_seconds=28.43e-6
+        products=0.39,
+        hbm=0.73,
+        links=0.46,
+        layer_seconds=102.86e-6,
+        sequence_seconds=28.43e-6,
+        token_layer_seconds=102.86e-6,
     ),
 }
 
@@ -249,6 +262,16 @@ class DecodeCost(_Sends):
         besides = self.layers * rates.layer_seconds + self.sequences * rates.sequence_seconds
         return (
             attention + matrices + (self.sent_seconds + self.hidden_seconds) / rates.links + besides
+        )
+
+    @property
+    def token_seconds(self) -> Numbers:
+        """The time to expect where latency counts: `expected_seconds` with the time of a layer that
+        is fitted to times between tokens.
+        """
+        rates = SERVED[self.kind]
+        return self.expected_seconds - self.layers * (
+            rates.layer_seconds - rates.token_layer_seconds
         )
 
     @property

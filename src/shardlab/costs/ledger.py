@@ -31,7 +31,7 @@ class Entry:
 
     >>> entry = next(e for e in ledger() if e.name == "torchtitan, 70B on 64 A100")
     >>> f"measured {entry.measured} {entry.unit}, expected {entry.expected:.1f}: {entry.verdict}"
-    'measured 24.75 s, expected 25.9: within 1.36'
+    'measured 24.75 s, expected 25.9: within 1.34'
 
     Attributes:
       name: what ran.
@@ -167,7 +167,7 @@ def of_run(run: published.Run) -> Entry:
     Args:
       run: a `shardlab.published.Run`.
     """
-    cost, (band, own) = run.cost(), band_of(run.machine.chip, run.kind)
+    cost, band = run.cost(), band_of(run.machine.chip, run.kind)
     return Entry(
         run.name,
         "training step",
@@ -175,7 +175,7 @@ def of_run(run: published.Run) -> Entry:
         "s",
         float(cost.seconds),
         float(cost.expected_seconds),
-        band.factor if own else None,
+        band.factor if band else None,
         run.fit,
         run.source,
     )
@@ -201,7 +201,7 @@ def _of_server(server):
         server.measured * slower if unit in RATES else server.measured / slower
         for slower in (server.slower(expected=False), server.slower())
     )
-    band = serving.BANDS.get(server.band)
+    band = serving.band_of(server.band)
     return Entry(
         name,
         kind,

@@ -344,7 +344,7 @@ class Plan:
             "usable_bytes": self.machine.usable_bytes, "meshes": len(self.choices),
             "fitting": len(self.fitting),
             "uneven": self.uneven, "kind": self.kind,
-            "band": asdict(band_of(self.chip, self.kind)[0]),
+            "band": asdict(band) if (band := band_of(self.chip, self.kind)) else None,
             "choices": [asdict(row) | {"code": row.code} for row in self.choices[:most]],
             "remedies": [{"change": what, "choice": asdict(choice)} for what,
                 choice in self.remedies],

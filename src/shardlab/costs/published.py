@@ -182,9 +182,8 @@ class Server:
     @property
     def band(self) -> str:
         """Which of `shardlab.serving.BANDS` it tests, if it is left out."""
-        kind = "few" if self.kind == "token" and self.batch <= serving.FEW else self.kind
         family = serving.family(hardware.chip(self.chip), self.model, self.how["dtype"])
-        return family if kind == "throughput" else f"{family}, {kind}"
+        return family if self.kind == "throughput" else f"{family}, {self.kind}"
 
     def parts(self) -> serving.Parts:
         """What its time is composed of."""
@@ -199,7 +198,7 @@ class Server:
         way = self.parts().ways()[expected]
         if self.kind == "first_token":  # which waits for no other
             return float(self.measured / way.first)
-        first, token, _, rate, _ = serving.composed(
+        first, token, _, _, rate, _ = serving.composed(
             way, self.batch, self.prompt, self.answer, self.chunk
         )
         if self.kind == "throughput":
@@ -220,7 +219,7 @@ def _rows(table):
 
 def _servers(file):
     """The servers of a TOML file; of each four on GPUs, or on TPUs, the second and third are left
-    out of the fit.
+    out of the fit; of times between tokens every second.
     """
     data, count = tomllib.loads(file.read_text("utf-8")), Counter()
     sizes = {name: Model(**keys, name=name) for name, keys in data["models"].items()}
@@ -238,9 +237,11 @@ def _servers(file):
             if batch is None or "static" not in table:
                 batch = max(min(batch or table["most"], most), 1)
             chunk = table["budget"] - batch if "budget" in table else None
-            fits = kind in ("throughput", "first_token")
-            fit = fits and count[inference.kind_of(chip)] % 4 in (0, 3)
-            count[inference.kind_of(chip)] += fits
+            fits = kind != "loaded" and not table.get("test")
+            fits = fits and (kind != "token" or not chip.torus)  # of TPUs too few are known
+            counted = inference.kind_of(chip), kind == "token"
+            fit = fits and count[counted] % 4 in ((0, 2) if kind == "token" else (0, 3))
+            count[counted] += fits
             yield Server(
                 sizes[name],
                 table["chip"],

@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from shardlab import costs
 from shardlab._arguments import Numbers, whole
 from shardlab.costs import inference
+from shardlab.costs.bands import ENOUGH
 from shardlab.costs.inference import DecodeCost, PrefillCost, decode_step, prefill_of
 from shardlab.costs.rates import Band
 from shardlab.costs.setting import ServingSetting
+from shardlab.machines import hardware
 from shardlab.machines.hardware import Chip, Machine
 from shardlab.machines.models import Model, model as known_model
 
@@ -28,14 +32,18 @@ __all__ = [
     "Layout",
     "ServerCost",
     "Times",
+    "band_of",
     "batches",
+    "fewest_chips",
     "layouts",
+    "remedies",
     "server_cost",
     "server_plan",
 ]
 
 # of prompts that are prefilled at once; TensorRT-LLM's benchmarks choose from 2,048 to 32,768
 PREFILL_TOKENS = 8192
+CHUNKS = (2048, 1024, 512, 256)  # of prompts with each step, to try
 POWERS = tuple(2**n for n in range(31))
 
 
@@ -77,6 +85,8 @@ class Times:
     Attributes:
       first_token_seconds: from when a request gets its place to its first token.
       token_seconds: from each token to the next, on average.
+      slow_token_seconds: from each token to the next, the 95th percentile: while a prompt is
+        prefilled, if more than one step in twenty waits for one.
       pause_seconds: from one token to the next where it is longest: while other prompts are
         prefilled.
       tokens_per_second_per_chip: generated tokens, of all requests together.
@@ -85,29 +95,32 @@ class Times:
 
     first_token_seconds: float
     token_seconds: float
+    slow_token_seconds: float
     pause_seconds: float
     tokens_per_second_per_chip: float
     requests_per_second: float
 
 
 # By family of servers: of throughput, and where it is named of the time to the first token, alone
-# or while others are served ("loaded"), and of the time for each token, of many or of few requests.
+# or while others are served ("loaded"), and of the time for each token.
 # From `python scripts/fit_planner.py`.
 BANDS = {
-    "gpu": Band(factor=1.3, tested=99),
-    "gpu, first_token": Band(factor=1.24, tested=8),
-    "gpu, few": Band(factor=1.78, tested=3),
-    "gpu, fp4": Band(factor=1.48, tested=20),
-    "gpu, experts": Band(factor=1.3, tested=44),
-    "gpu, experts, fp4": Band(factor=2.05, tested=15),
-    "tpu": Band(factor=1.45, tested=10),
-    "tpu, token": Band(factor=1.46, tested=5),
-    "tpu, loaded": Band(factor=1.17, tested=3),
-    "tpu, experts": Band(factor=1.44, tested=2),
-    "tpu, experts, token": Band(factor=1.32, tested=1),
+    "gpu": Band(1.3, 105, 0.95, 0.924),
+    "gpu, first_token": Band(1.24, 10, 0.96, 1.0),
+    "gpu, experts": Band(1.31, 44, 1.0, 0.932),
+    "gpu, fp4": Band(1.48, 28, 1.12, 0.964),
+    "gpu, experts, fp4": Band(2.05, 21, 0.99, 0.952),
+    "gpu, token": Band(1.14, 4, 0.91, 1.0),
+    "gpu, loaded": Band(1.36, 3, 1.34, 1.0),
+    "tpu": Band(1.45, 10, 0.94, 1.0),
+    "tpu, experts": Band(1.44, 2, 1.36, 1.0),
+    "tpu, token": Band(1.46, 5, 0.7, 1.0),
+    "tpu, loaded": Band(1.27, 3, 0.86, 1.0),
+    "tpu, experts, token": Band(1.32, 1, 1.31, 1.0),
 }
+SLOW = 0.05  # of steps are slower than the percentile that a bound on latency is for
+MANY = 16  # requests on a replica, the fewest of a published throughput
 ALIKE = 0.98  # of the highest throughput is as good, if fewer requests wait
-FEW = 4  # requests on a replica; published throughputs are of many
 # The chips on which those servers ran.
 TESTED_CHIPS = ("A100", "H100", "H200", "B200", "GB200", "v6e", "tpu7x")
 
@@ -122,11 +135,11 @@ def family(chip: Chip, model: Model, dtype: str) -> str:
 
 @dataclass(frozen=True)
 class Bands:
-    """The `Band` of each kind of `Times`."""
+    """The `Band` of each kind of `Times`; None where fewer than eight published servers test it."""
 
-    first_token: Band
-    token: Band
-    throughput: Band
+    first_token: Band | None
+    token: Band | None
+    throughput: Band | None
 
 
 def bands(
@@ -137,21 +150,26 @@ def bands(
     Published servers are tensor-parallel within a node or slice; other layouts have not been
     tested.
     """
-    name, unknown = (
-        family(machine.chip, model, dtype),
-        Band(max(band.factor for band in BANDS.values()), 0),
-    )
     apart = layout.pipeline * layout.expert > 1 or layout.tensor > machine.near
     if apart or machine.chip.name not in TESTED_CHIPS:
-        return Bands(unknown, unknown, unknown)
-    throughput = BANDS.get(name, unknown)
-    token = (
-        BANDS.get(f"{name}, few", unknown)
-        if sequences <= FEW
-        else BANDS.get(f"{name}, token", throughput)
-    )
-    first = BANDS.get(f"{name}, loaded", BANDS.get(f"{name}, first_token", unknown))
-    return Bands(first, token, throughput)
+        return Bands(None, None, None)
+    name = family(machine.chip, model, dtype)
+    first = f"{name}, loaded" if sequences > 1 else f"{name}, first_token"
+    throughput = band_of(name) if sequences >= MANY else None
+    return Bands(band_of(first), band_of(f"{name}, token"), throughput)
+
+
+def band_of(name: str) -> Band | None:
+    """The band of a family of servers; None if fewer than eight published ones test it.
+
+    >>> serving.band_of("gpu").tested >= 8, serving.band_of("tpu, loaded")
+    (True, None)
+
+    Args:
+      name: of `BANDS`.
+    """
+    band = BANDS.get(name)
+    return band if band and band.tested >= ENOUGH else None
 
 
 @dataclass(frozen=True)
@@ -220,20 +238,25 @@ class Parts:
     def ways(self):
         """The times of these, (at least, as expected)."""
         step, first, prompts = self.step, self.first, self.prompts
+        few = step.sequences < MANY
         return (
             Way(
+                step.serial_seconds,
                 step.serial_seconds,
                 first.seconds,
                 prompts.seconds / self.together,
                 0.0,
                 lambda sequences: self.mixed(sequences).serial_seconds,
+                lambda sequences: self.mixed(sequences).serial_seconds,
             ),
             Way(
-                step.expected_seconds,
+                np.where(few, step.token_seconds, step.expected_seconds)[()],
+                step.token_seconds,
                 first.expected_seconds,
                 prompts.expected_seconds / self.together,
-                step.expected_seconds / 2,
+                1.0,
                 lambda sequences: self.mixed(sequences).expected_seconds,
+                lambda sequences: self.mixed(sequences).token_seconds,
             ),
         )
 
@@ -242,11 +265,22 @@ class Parts:
 class Way:
     """The same as times, counted in one way."""
 
-    step: Numbers
+    step: Numbers  # of which the throughput is made; and as clients wait for it
+    token: Numbers
     first: Numbers
     prompts: Numbers  # of one of them
-    waits: Numbers  # until the step in progress ends
+    waits: float  # whether a request waits: for the step in progress, and for others' prompts
     mixed: Callable[[float], Numbers]
+    mixed_token: Callable[[float], Numbers]
+
+
+def _queue(share, sequences):
+    """How many prompts a request finds before its own, on average, if prompts take such a share of
+    the time: at most all others are as likely to be before it as after.
+
+    Source: the formula of Pollaczek and Khinchine for service times that are all the same.
+    """
+    return np.minimum(share / (2 * np.maximum(1 - share, 1e-9)), (sequences - 1) / 2)
 
 
 def between_steps(way, sequences, output):
@@ -254,10 +288,14 @@ def between_steps(way, sequences, output):
 
     While a sequence gets its answer, all others begin once.
     """
-    token = way.step + (sequences - 1) * way.prompts / output
-    rate = sequences / (way.first + output * token)
+    others = (sequences - 1) * way.prompts / output
+    token, rate = way.token + others, sequences / (way.first + output * (way.step + others))
     share = way.prompts / (way.prompts + output * way.step / sequences)
-    return way.first + way.waits, token, way.step + way.first, rate, share
+    busy = sequences * way.prompts / (sequences * way.prompts + output * way.token)
+    first = way.first + way.waits * (way.token / 2 + _queue(busy, sequences) * way.prompts)
+    pause = way.token + way.first
+    slow = np.where((sequences - 1) / output > SLOW, pause, way.token)
+    return first, token, slow, pause, rate, share
 
 
 def in_chunks(way, sequences, prompt, output, chunk):
@@ -266,25 +304,29 @@ def in_chunks(way, sequences, prompt, output, chunk):
     """
     share, steps = sequences * prompt / (chunk * output), math.ceil(prompt / chunk)
     if share <= 1:  # of the steps have a chunk
-        time = way.mixed(sequences)
-        first, token = steps * time, (1 - share) * way.step + share * time
+        time, latency = way.mixed(sequences), way.mixed_token(sequences)
+        first, token = steps * latency, (1 - share) * way.token + share * latency
+        rate = sequences / (steps * time + output * ((1 - share) * way.step + share * time))
         return (
-            first + way.waits,
+            first + way.waits * (way.token / 2 + _queue(share, sequences) * first),
             token,
-            time,
-            sequences / (first + output * token),
+            latency if share > SLOW else way.token,
+            latency,
+            rate,
             share * (1 - way.step / time),
         )
     # if there were more, they would end before as many prompts are ready
     generating = chunk * output / prompt
-    time = way.mixed(generating)
+    time, latency = way.mixed(generating), way.mixed_token(generating)
     rate = generating / (output * time)
-    first = max(sequences / rate - output * time, steps * time)
-    return first, time, time, rate, 1 - way.step * generating / sequences / time
+    first = max(sequences * output * latency / generating - output * latency, steps * latency)
+    return first, latency, latency, latency, rate, 1 - way.step * generating / sequences / time
 
 
 def composed(way: Way, sequences, prompt, output, chunk=None):
-    """(first token, token, pause, requests per second, share of prompts) of a replica."""
+    """(first token, token, slow token, pause, requests per second, share of prompts) of a
+    replica.
+    """
     if chunk is None:
         return between_steps(way, sequences, output)
     return in_chunks(way, sequences, prompt, output, chunk)
@@ -326,7 +368,7 @@ def server_cost(
     >>> cost = serving.server_cost("llama-3-70b", h100, 2048, 256, 64, serving.Layout(replicas=2, tensor=4))
     >>> times = cost.expected
     >>> print(f"{times.first_token_seconds:.2f} s, then {times.token_seconds * 1e3:.0f} ms for each token")
-    0.20 s, then 55 ms for each token
+    0.28 s, then 45 ms for each token
 
     Args:
       model: a `shardlab.models.Model`, or the name of one.
@@ -375,7 +417,7 @@ def server_cost(
         concurrency,
         _times(least, layout, output),
         _times(expected, layout, output),
-        float(expected[4]),
+        float(expected[5]),
         prompt + output / 2,
         str(parts.step.bound),
         float(total),
@@ -385,9 +427,9 @@ def server_cost(
 
 
 def _times(parts, layout, output):
-    first, token, pause, rate, _ = map(float, parts)
+    first, token, slow, pause, rate, _ = map(float, parts)
     rate = rate * layout.replicas
-    return Times(first, token, pause, rate * output / layout.chips, rate)
+    return Times(first, token, slow, pause, rate * output / layout.chips, rate)
 
 
 def layouts(model: str | Model, machine: Machine) -> list[Layout]:
@@ -441,6 +483,15 @@ def batches(
         yield cost
 
 
+def _meets(cost, slow_token_seconds=math.inf, first_token_seconds=math.inf, **_):
+    times = cost.expected
+    fast = (
+        times.slow_token_seconds <= slow_token_seconds
+        and times.first_token_seconds <= first_token_seconds
+    )
+    return cost.fits and fast
+
+
 def server_plan(
     model: str | Model,
     machine: Machine,
@@ -448,23 +499,24 @@ def server_plan(
     output: int,
     concurrency: int | None = None,
     *,
-    token_seconds: float = math.inf,
+    slow_token_seconds: float = math.inf,
     first_token_seconds: float = math.inf,
     **how: Any,
 ) -> list[ServerCost]:
     """The layouts of a server, those of the highest expected throughput first, each at its best
     number of requests.
 
-    >>> best, *others = serving.server_plan("llama-3-70b", hardware.machine("h100", 8), 2048, 256, token_seconds=0.06)
+    >>> best, *others = serving.server_plan("llama-3-70b", hardware.machine("h100", 8), 2048, 256, slow_token_seconds=0.06)
     >>> print(f"{best.layout}, {best.concurrency} requests at a time")
-    2 replicas of tensor 4, 64 requests at a time
+    2 replicas of tensor 4, 16 requests at a time
 
     Args:
       model, machine, prompt, output: as for `server_cost`.
       concurrency: requests at a time, of all replicas; by default for each layout the power of two
         on each replica that has the highest throughput of those that fit and are as fast as asked
         for, or a smaller one whose throughput is nearly as high.
-      token_seconds, first_token_seconds: the longest expected times.
+      slow_token_seconds, first_token_seconds: the longest expected times; of those between tokens
+        the 95th percentile.
       how: further arguments of `server_cost`.
 
     Returns:
@@ -473,19 +525,14 @@ def server_plan(
       if no `concurrency` is given.
     """  # noqa: E501
     for name, value in (
-        ("token_seconds", token_seconds),
+        ("slow_token_seconds", slow_token_seconds),
         ("first_token_seconds", first_token_seconds),
     ):
         if not value > 0:
             raise ValueError(f"{name} is {value}; use a number above 0")
 
     def meets(cost):
-        times = cost.expected
-        fast = (
-            times.token_seconds <= token_seconds
-            and times.first_token_seconds <= first_token_seconds
-        )
-        return cost.fits and fast
+        return _meets(cost, slow_token_seconds, first_token_seconds)
 
     def throughput(cost):
         return cost.expected.tokens_per_second_per_chip
@@ -508,3 +555,79 @@ def server_plan(
             -throughput(cost) if cost.fits else cost.total_bytes,
         ),
     )
+
+
+def fewest_chips(
+    model: str | Model,
+    machine: Machine,
+    prompt: int,
+    output: int,
+    concurrency: int | None = None,
+    **how: Any,
+) -> ServerCost | None:
+    """The best server on the fewest chips of a kind that meets what is asked for.
+
+    >>> least = serving.fewest_chips("llama-3-8b", hardware.machine("h100", 8), 2048, 256)
+    >>> print(least.layout)
+    one chip
+
+    Args:
+      model, machine, prompt, output, concurrency: as for `server_plan`. Powers of two of its chips
+        are tried, and their own number; up to sixteen times as many.
+      how: its other arguments.
+
+    Returns:
+      A `ServerCost`, or None.
+    """
+    most = 16 * machine.chips
+    for chips in sorted({machine.chips, *(n for n in POWERS if n <= most)}):
+        try:
+            some = hardware.machine(machine.chip, chips, reserve=machine.reserve)
+        except ValueError:  # there is no such machine
+            continue
+        best = next(iter(server_plan(model, some, prompt, output, concurrency, **how)), None)
+        if best and _meets(best, **how):
+            return best
+    return None
+
+
+def remedies(
+    model: str | Model,
+    machine: Machine,
+    prompt: int,
+    output: int,
+    concurrency: int | None = None,
+    **how: Any,
+) -> dict[str, ServerCost]:
+    """The single changes with which the same chips meet what is asked for: chunks of prompts with
+    each step, or narrower weights or caches.
+
+    >>> asked = dict(slow_token_seconds=0.04, concurrency=64)
+    >>> found = serving.remedies("llama-3-8b", hardware.machine("h100", 1), 2048, 256, **asked)
+    >>> print(*found)
+    --chunk 1024
+
+    Args:
+      model, machine, prompt, output, concurrency: as for `server_plan`.
+      how: its other arguments.
+
+    Returns:
+      The best `ServerCost` with each change.
+    """
+    small = "fp8" if "fp8" in machine.chip.flops_per_second else "int8"
+    tries = [[("chunk", chunk)] for chunk in CHUNKS if not how.get("chunk")]
+    for name in ("weights", "cache"):
+        wide = costs.BYTES[how.get(name) or "bf16"]
+        tries.append([(name, dtype) for dtype in (small, "int4") if costs.BYTES[dtype] < wide])
+    found: dict[str, ServerCost] = {}
+    for change in (change for changes in tries for change in changes):
+        name, value = change
+        if any(f"--{name} " in what for what in found):
+            continue
+        best = next(
+            iter(server_plan(model, machine, prompt, output, concurrency, **how | {name: value})),
+            None,
+        )
+        if best and _meets(best, **how):
+            found[f"--{name} {value}"] = best
+    return found

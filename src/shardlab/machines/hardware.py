@@ -367,9 +367,29 @@ def chip(name: str | Chip) -> Chip:
         known = ", ".join(CHIPS)
         raise ValueError(
             f"no chip is called {name!r}; known are {known}, or pass your own "
-            f"Chip{nearest(name, CHIPS)}"
+            f"Chip{_near(str(name))}"
         )
     return CHIPS[name]
+
+
+# Google's names of slices: of v4 and v5p they count TensorCores, two of each chip; of the others
+# chips. Source: https://docs.cloud.google.com/tpu/docs/v4 and /v5p; [v5e], [v6e] above.
+_SLICE = re.compile(r"(v4|v5p|v5e|v5litepod|v6e)-([0-9]{1,6})", re.IGNORECASE)
+# cards that others of similar names must not stand for
+_OTHER_CARD = re.compile(r"(a|l|t|v|p)(2|4|10g?|16|30|40|100)|(nvidia )?(rtx|gtx|geforce).*", re.I)
+
+
+def _near(name):
+    """What a name that no chip has may mean: a slice in Google's names, or the nearest chip."""
+    if found := _SLICE.fullmatch(name):
+        kind, many = found[1].lower().replace("v5litepod", "v5e"), int(found[2])
+        cores = kind in ("v4", "v5p")
+        counts = f"counts {many} cores, two of each chip" if cores else f"has {many} chips"
+        if not cores or (many and many % 2 == 0):
+            return f"; {name} {counts}: write {kind} {many // 2 if cores else many}"
+    if _OTHER_CARD.fullmatch(name):
+        return f"; {name} is another card, whose numbers are not known here"
+    return nearest(name, CHIPS)
 
 
 # --- Machines -------------------------------------------------------------------------------------

@@ -64,6 +64,11 @@ def dtypes(chance):
         if chance.random() < 0.3
         else {}
     )
+    if chance.random() < 0.5:
+        found |= {
+            "overlap": chance.choice(([], ["tensor"], ["expert"], ["tensor", "expert"])),
+            "dispatch": chance.choice(("expert", "node")),
+        }
     if chance.random() < 0.4:
         found |= {name: chance.choice(("f32", "bf16")) for name in STATE[:3]} | {
             "master": chance.choice(("f32", "none"))
@@ -75,7 +80,7 @@ def arguments_of(case):
     """The dtypes of a case as arguments of `step_cost`."""
     return {
         name: None if case[name] == "none" else case[name]
-        for name in (*STATE, "products")
+        for name in (*STATE, "products", "overlap", "dispatch")
         if name in case
     }
 

@@ -53,7 +53,10 @@ def test_the_fit_is_that_of_the_script(kind, monkeypatch):
     for name, share in stated.products.items():
         assert found.products[name] == pytest.approx(share, abs=0.011), name
     assert found.other == pytest.approx(stated.other, abs=0.011)
-    assert found.grouped == pytest.approx(stated.grouped, abs=0.011)
+    for name in ("bf16", "narrow"):
+        assert found.half[name] == pytest.approx(stated.half[name], abs=21), name
+        assert found.grouped[name].share == pytest.approx(stated.grouped[name].share, abs=0.011)
+        assert found.grouped[name].half == pytest.approx(stated.grouped[name].half, abs=21)
 
 
 @pytest.mark.parametrize("family", KINDS)
@@ -76,14 +79,19 @@ def test_each_kind_of_plan_has_the_band_of_its_runs_that_were_left_out(family):
         assert band.tested == len(took[kind]), kind
         assert band.median == pytest.approx(np.median(took[kind]), abs=0.006), kind
         off = np.exp(np.abs(np.log(took[kind])))
-        assert np.mean(off <= band.factor) >= 0.9 > np.mean(off <= band.factor - 0.02), kind
+        assert band.inside == pytest.approx(np.mean(off <= band.factor), abs=1e-3)
+        # so that of one more as nine in ten are expected inside as can be with so many
+        inside = sum(off <= band.factor)
+        assert inside >= min(0.9 * (len(off) + 1), len(off)) > sum(off <= band.factor - 0.02), kind
+        assert band.inside >= 0.9
     assert len(took["dense"]) >= 20
 
 
 @pytest.mark.parametrize(
     ("kind", "size", "mesh", "sequence", "products", "chip"),
     [
-        ("mixture", "mixtral-8x7b", {"context": 2}, 65_536, "fp8", "GB200"),
+        ("narrow mixture", "mixtral-8x7b", {"context": 2}, 65_536, "fp8", "GB200"),
+        ("mixture", "mixtral-8x7b", {"context": 2}, 65_536, "bf16", "GB200"),
         ("long", "llama-3-8b", {"fsdp": 2, "context": 2}, 4096, "fp8", "B200"),
         ("long", "llama-3-8b", {"fsdp": 8}, 32_768, "bf16", "H100"),
         ("narrow", "llama-3-8b", {"fsdp": 2, "tensor": 2, "pipeline": 2}, 4096, "fp8", "B200"),
@@ -97,19 +105,17 @@ def test_a_plan_is_of_the_first_kind_that_fits_it(kind, size, mesh, sequence, pr
     assert costs.kind_of_plan(model(size), hardware.chip(chip), mesh, sequence, products) == kind
 
 
-def test_a_kind_without_enough_runs_has_the_widest_band_and_its_report_says_so():
+def test_a_kind_of_fewer_than_eight_runs_has_no_number_and_its_report_says_so():
     assert (
-        "pipeline" not in costs.FITTED["tpu"].bands and costs.FITTED["tpu"].bands["long"].tested < 4
+        "pipeline" not in costs.FITTED["tpu"].bands and costs.FITTED["tpu"].bands["long"].tested < 8
     )
-    widest = max(band.factor for band in costs.FITTED["tpu"].bands.values())
     for kind, says in (
         ("pipeline", "No published run on TPUs tests such plans"),
         ("long", "Only 2 published runs"),
     ):
-        band, own = costs.band_of(hardware.chip("v5p"), kind)
-        assert not own and band.factor == widest
+        assert costs.band_of(hardware.chip("v5p"), kind) is None
         words = costs.band_words(hardware.chip("v5p"), kind).replace("\n", " ")
-        assert says in words and f"up to a factor of {widest:.2f}" in words
+        assert says in words and "a factor of" not in words and "Eight are needed" in words
 
 
 @pytest.mark.parametrize(("asked", "kind"), [((), "dense"), (("fp8",), "narrow")])
@@ -119,6 +125,20 @@ def test_a_report_has_the_band_of_its_first_mesh(asked, kind):
     assert made.kind == kind and costs.band_words(made.chip, kind) in made.report(2)
     assert f"within a factor of {band.factor:.2f}" in made.report(2).replace("\n", " ")
     assert json.loads(made.to_json(1))["band"]["factor"] == band.factor
+
+
+def test_mixtures_are_expected_by_the_width_of_their_experts_and_their_precision():
+    """One share, 0.38, gave wide experts in bf16 0.46 of the time that they took, and DeepSeek-V3's
+    own run 1.00. Those are left out; that run is one of seven fitted ones, which are as likely to
+    be slower than expected as faster.
+    """
+    took = {name: run.seconds / float(run.cost().expected_seconds) for name, run in RUNS.items()}
+    grok = [took[name] for name in took if "Grok-1 on" in name and not RUNS[name].fit]
+    assert len(grok) == 2 and grok == pytest.approx([1.0, 1.0], abs=0.06)
+    assert 0.99 <= took["DeepSeek-V3, on 2,048 H800"] <= 1.05
+    for kind in ("narrow mixture", "mixture"):
+        left = [took[run.name] for run in fit_planner.runs_of("gpu", False) if run.kind == kind]
+        assert 0.9 < np.median(left) < 1.1, kind
 
 
 def test_tokens_that_are_sent_once_to_a_node_cross_the_network_less_often():
@@ -198,7 +218,9 @@ def test_what_was_fitted_to_servers_of_2023_expected_those_that_followed(monkeyp
     """167 measurements of dense models in bf16 and fp8, by newer servers and also on H200, that it
     had not seen.
     """
-    monkeypatch.setitem(inference.SERVED, "gpu", inference.Served(0.71, 1.0, 0.22, 246e-6, 4.7e-6))
+    monkeypatch.setitem(
+        inference.SERVED, "gpu", inference.Served(0.71, 1.0, 0.22, 246e-6, 4.7e-6, 246e-6)
+    )
     newer = [
         server for server in SERVERS if server.band == "gpu" and "138f96d" not in server.source
     ]

@@ -40,21 +40,56 @@ def test_a_cycle_is_a_prefill_of_every_prompt_and_a_step_for_every_token(prompt)
     many = min(32, serving.PREFILL_TOKENS // prompt)
     prompts = inference.prefill_cost(LLAMA, "H100", prompt, many, 8, **FP8)
     step = inference.decode_cost(LLAMA, "H100", 32, prompt + 100, 8, **FP8)
-    for times, way in ((cost.least, "serial_seconds"), (cost.expected, "expected_seconds")):
-        one, all_, each = (
-            float(getattr(part, "seconds" if part is not step and way == "serial_seconds" else way))
-            for part in (first, prompts, step)
-        )
-        assert times.token_seconds == pytest.approx(each + 31 * all_ / many / 200)
-        assert times.requests_per_second == pytest.approx(32 / (one + 200 * times.token_seconds))
+    for times, ways in (
+        (cost.least, ("seconds", "serial_seconds", "serial_seconds")),
+        (cost.expected, ("expected_seconds", "expected_seconds", "token_seconds")),
+    ):
+        one, all_ = (float(getattr(part, ways[0])) for part in (first, prompts))
+        served, each = (float(getattr(step, way)) for way in ways[1:])
+        others = 31 * all_ / many / 200
+        assert times.token_seconds == pytest.approx(each + others)
+        assert times.requests_per_second == pytest.approx(32 / (one + 200 * (served + others)))
         assert times.tokens_per_second_per_chip == pytest.approx(
             times.requests_per_second * 200 / 8
         )
-        assert times.pause_seconds == pytest.approx(each + one)
+        # of 200 tokens 31 wait for a prompt, more than five in a hundred
+        assert times.pause_seconds == times.slow_token_seconds == pytest.approx(each + one)
     assert cost.least.first_token_seconds == pytest.approx(float(first.seconds))
-    assert cost.expected.first_token_seconds == pytest.approx(
-        float(first.expected_seconds) + float(step.expected_seconds) / 2
-    )
+    busy = 32 * all_ / many / (32 * all_ / many + 200 * each)
+    queue = busy / 2 / (1 - busy) * all_ / many
+    assert cost.expected.first_token_seconds == pytest.approx(one + each / 2 + queue)
+
+
+def test_a_loaded_server_makes_the_first_token_wait_and_the_last_of_a_hundred_pause():
+    alone, some, many = (server_cost(LLAMA, H100, 2048, 256, n, **FP8).expected for n in (1, 8, 64))
+    assert alone.first_token_seconds < some.first_token_seconds < 0.8 * many.first_token_seconds
+    # 7 of 256 tokens wait for a prompt, or 63
+    assert some.token_seconds > some.slow_token_seconds < some.pause_seconds / 3
+    assert many.slow_token_seconds == many.pause_seconds > many.token_seconds
+
+
+def test_times_between_tokens_are_fitted_to_such_times():
+    """70B in fp8 on 2 H100: 18.6 and 38.8 ms are published; 30.6 and 51.5 were expected."""
+    two = machine("h100", 2)
+    for many, measured in ((1, 18.58e-3), (25, 38.75e-3)):
+        times = server_cost(LLAMA, two, 5000, 500, many, **FP8).expected
+        assert measured / times.token_seconds == pytest.approx(1, abs=0.14)
+
+
+def test_a_search_finds_the_fewest_chips_and_the_one_change():
+    asked = {"slow_token_seconds": 0.04, "concurrency": 64}
+    one = machine("h100", 1)
+    small = serving.fewest_chips("llama-3-8b", machine("h100", 8), 2048, 256, **asked)
+    assert small.layout.chips > 1 and small.expected.slow_token_seconds <= 0.04
+    for chips in (n for n in (1, 2, 4) if n < small.layout.chips):
+        best = server_plan("llama-3-8b", machine("h100", chips), 2048, 256, **asked)[0]
+        assert best.expected.slow_token_seconds > 0.04 or not best.fits
+    helps = serving.remedies("llama-3-8b", one, 2048, 256, **asked)
+    assert list(helps) == ["--chunk 1024"]
+    assert helps["--chunk 1024"].expected.slow_token_seconds <= 0.04
+    narrow = serving.remedies("llama-3-70b", machine("h100", 2), 2048, 256, slow_token_seconds=1)
+    assert not any(what.startswith("--weights int8") for what in narrow)
+    assert serving.fewest_chips("llama-3-8b", one, 2048, 256, slow_token_seconds=1e-6) is None
 
 
 def test_chunks_shorten_the_longest_pause_and_make_the_first_token_wait():
@@ -78,9 +113,10 @@ def test_where_chunks_of_prompts_are_short_fewer_sequences_generate_and_the_othe
         few.token_seconds == many.token_seconds
         and many.first_token_seconds > 4 * few.first_token_seconds
     )
-    assert many.requests_per_second * (
-        many.first_token_seconds + 64 * many.token_seconds
-    ) == pytest.approx(64)
+    # in the time that clients see, as many are there
+    assert many.first_token_seconds + 64 * many.token_seconds == pytest.approx(
+        64 / 8 * 64 * many.token_seconds
+    )
     edge = [server_cost(LLAMA, H100, 4096, 64, n, **FP8, chunk=512).expected for n in (8, 9)]
     # both sides of the limit agree
     assert edge[1].token_seconds == pytest.approx(edge[0].token_seconds, rel=0.02)
@@ -209,7 +245,9 @@ def test_nothing_is_expected_to_be_faster_than_it_can_be(name, chips):
 
 
 def test_a_plan_lists_what_fits_first_and_keeps_within_the_bounds():
-    free, quick = (server_plan(LLAMA, H100, 2048, 256, token_seconds=s) for s in (math.inf, 0.06))
+    free, quick = (
+        server_plan(LLAMA, H100, 2048, 256, slow_token_seconds=s) for s in (math.inf, 0.06)
+    )
     speeds = [cost.expected.tokens_per_second_per_chip for cost in free if cost.fits]
     assert speeds == sorted(speeds, reverse=True) and [cost.fits for cost in free] == [
         True,
@@ -217,10 +255,10 @@ def test_a_plan_lists_what_fits_first_and_keeps_within_the_bounds():
         True,
         False,
     ]
-    assert quick[0].expected.token_seconds <= 0.06 < free[0].expected.token_seconds
+    assert quick[0].expected.slow_token_seconds <= 0.06 < free[0].expected.slow_token_seconds
     more = server_cost(LLAMA, H100, 2048, 256, 2 * quick[0].concurrency, quick[0].layout)
-    assert more.expected.token_seconds > 0.06 or not more.fits
-    impossible = server_plan(LLAMA, H100, 2048, 256, token_seconds=1e-3)
+    assert more.expected.slow_token_seconds > 0.06 or not more.fits
+    impossible = server_plan(LLAMA, H100, 2048, 256, slow_token_seconds=1e-3)
     assert {cost.concurrency for cost in impossible} == {1, 2, 4, 8}
     # At most eight sequences of a replica generate, while a ninth is prefilled; of more, the others
     # would only wait.
@@ -232,20 +270,21 @@ def test_a_plan_lists_what_fits_first_and_keeps_within_the_bounds():
 
 def test_a_band_is_that_of_servers_alike_or_says_that_none_is():
     bands = serving.bands(H100, LLAMA, Layout(tensor=8), 64)
-    assert bands.throughput == bands.token == serving.BANDS["gpu"] and bands.first_token.tested
-    assert serving.bands(H100, LLAMA, Layout(tensor=8), 1).token == serving.BANDS["gpu, few"]
-    assert (
-        serving.bands(machine("v6e", 8), MIXTRAL, Layout(tensor=8), 64).throughput
-        == serving.BANDS["tpu, experts"]
-    )
-    widest = max(band.factor for band in serving.BANDS.values())
+    assert bands.throughput == serving.BANDS["gpu"]
+    # each by itself, and none where fewer than eight are tested
+    for name in ("gpu, token", "gpu, loaded", "tpu, experts"):
+        assert serving.BANDS[name].tested < 8 and serving.band_of(name) is None
+    assert bands.token is None and bands.first_token is None
+    one = serving.bands(H100, LLAMA, Layout(tensor=8), 1)
+    assert one.first_token == serving.BANDS["gpu, first_token"] and one.throughput is None
+    assert serving.bands(machine("v6e", 8), MIXTRAL, Layout(tensor=8), 64).throughput is None
     for name, chips, layout in (
         ("h100", 16, Layout(tensor=16)), ("h100", 16, Layout(1, 2, 1, 8)), ("h100", 8, Layout(1, 1, 8, 1)),  # noqa: E501
         ("v5e", 8, Layout(tensor=8)),
     ):  # fmt: skip
         for band in fields(serving.Bands):
             unknown = getattr(serving.bands(machine(name, chips), MIXTRAL, layout, 64), band.name)
-            assert unknown.tested == 0 and unknown.factor == widest and "not tested" in str(unknown)
+            assert unknown is None
     assert bands.throughput.range(130) == pytest.approx((100, 169))
     b200, eight = machine("b200", 8), Layout(tensor=8)
     assert (
@@ -270,7 +309,7 @@ def test_a_band_is_that_of_servers_alike_or_says_that_none_is():
             lambda: server_cost(LLAMA, H100, 1, 1, 1, Layout(tensor=4)),
             "tensor 4 fills 4 chips, but h100:1x8 has 8",
         ),
-        (lambda: server_plan(LLAMA, H100, 1, 1, token_seconds=-1), "token_seconds is -1"),
+        (lambda: server_plan(LLAMA, H100, 1, 1, slow_token_seconds=-1), "slow_token_seconds is -1"),
         (
             lambda: server_plan(LLAMA, H100, 1, 1, first_token_seconds=math.nan),
             "first_token_seconds is nan",

@@ -35,6 +35,8 @@ def expected_seconds(setting, parallelism, tokens, flops, in_layers, sent, updat
         np.asarray(parallelism.microbatches, float),
     )
     rows = np.maximum(tokens / micro, 1e-9)
+    precision = "bf16" if setting.products == "bf16" else "narrow"
+    half = rates.half[precision]
     parts = []  # (share of the layers' products, their smallest dimension)
     attention, ff = model.attention_parameters, model.ff_matmul_parameters
     parts.append(
@@ -45,20 +47,29 @@ def expected_seconds(setting, parallelism, tokens, flops, in_layers, sent, updat
     )
     if model.experts:
         routed = rows * model.experts_per_token * parallelism.expert / model.experts
-        parts.append(
-            (ff / rates.grouped, np.minimum(routed, (model.expert_d_ff or model.d_ff) / tensor))
-        )
+        width = (model.expert_d_ff or model.d_ff) / tensor
+        reached = rates.grouped[precision]
+        ff_slower = (1 + reached.half / width + half / routed) / reached.share
+        parts.append((ff * ff_slower, np.inf))
     else:
         parts.append((ff, np.minimum(rows, np.minimum(model.d_model, model.d_ff / tensor))))
-    slower = sum(many * (1 + rates.half / smallest) for many, smallest in parts) / (attention + ff)
+    slower = sum(many * (1 + half / smallest) for many, smallest in parts) / (attention + ff)
     peak, plain_peak = chip.peak(setting.products), chip.peak("bf16")
-    work = (in_layers / peak * slower + (flops - in_layers) / plain_peak) / share
+    if "expert" in setting.overlap:  # what sends tokens meanwhile computes no products
+        share = share * np.where(np.asarray(parallelism.expert) > 1, rates.while_sending, 1.0)
+    # heads are a dimension of scores; those of 128 elements are in the fitted shares
+    output = 6 * model.vocab * model.d_model * tokens / (tensor * parallelism.pipeline)
+    headed = (1 + rates.half["bf16"] / model.head_dim) / (1 + rates.half["bf16"] / 128)
+    scores = (flops - in_layers - output) * headed
+    work = (in_layers / peak * slower + (scores + output) / plain_peak) / share
     took = {
         axis: np.maximum(near[axis] / rates.links, far[axis] / rates.network) + late[axis]
         for axis in MESH_AXES
     }
+    if setting.dispatch == "node":
+        apart = far["expert"] / rates.dispatched
+        took["expert"] = np.maximum(near["expert"] / rates.links, apart) + late["expert"]
     layers = model.layers / np.asarray(parallelism.pipeline, float)
-    scores = flops - in_layers
     products_seconds = in_layers / peak * slower / share
     _, scatters = setting.rounds(micro)
     alone = {  # of each axis, what has nothing to hide behind
