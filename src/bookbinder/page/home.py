@@ -66,7 +66,7 @@ def numbers(book):
         "the build stops",
         f"- **{exercises:,}** exercises that check your answer: its layout, its values and what "
         "it sends",
-        f"- **{functions:,}** functions to copy, each tested with inputs that nobody chose",
+        f"- **{functions:,}** functions to copy, each tested with inputs drawn at random",
         f"- **{versions:,}** sets of versions of JAX, Colab's among them, run every chapter",
     ]
     return ":::{container} numbers\n\n" + "\n".join(lines) + "\n:::\n"

@@ -57,7 +57,7 @@ def main():
     end = sys.argv.index("--")
     places, command = sys.argv[1:end], sys.argv[end + 1 :]
     with suppress(OSError, AttributeError):
-        for place in places:  # nobody could keep what is compiled later
+        for place in places:  # what is compiled later could not be kept
             if os.path.basename(place) == "src":
                 compileall.compile_dir(place, quiet=2)
         mount = namespace()

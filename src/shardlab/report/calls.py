@@ -85,7 +85,7 @@ def of_returned_on_a_mesh(
 
 
 def _changes(jaxpr):
-    """Whether a traced function does more than to lay out its arguments."""
+    """Whether a traced function does more than place its arguments."""
     for equation in jaxpr.eqns:
         inner = list(inner_jaxprs(equation))
         if any(map(_changes, inner)) or (not inner and equation.primitive.name not in LAYOUT):

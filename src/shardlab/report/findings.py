@@ -85,7 +85,7 @@ class Finding:
 _HARM = (
     "replicated but different", "gradients not summed", "added over samples", "added twice",
     "same noise", "decided by each device", "indices into other shards", "mean of quotients",
-    "constraint without an axis", "constraint with an axis too many", "heads cut",
+    "constraint without an axis", "constraint with an axis too many", "heads split",
     "axis on two dimensions", "axes swapped",
     "order of axes", "gathered by in_specs",
     "columns after columns", "reshape of shards",

@@ -159,16 +159,16 @@ def of_clashes(
                 f"dimension of {met} of {name}"
             )
         elif clash.is_cut:
-            title = "heads cut"
+            title = "heads split"
             cut.add(axis)
             says = (
                 f"of {name} in {ways} shards along {axis} a reshape makes {met} times "
-                f"{contracted}, as heads: {axis} is no divisor of {met}, so single heads are cut, "
+                f"{contracted}, as heads: {axis} is no divisor of {met}, so single heads are split, "
                 f"and {exchanged}. Give what makes these heads a weight of its own, whole along "
                 f"{axis}, or repeat its heads until {axis} divides them"
             )
         else:
-            title = "heads cut"
+            title = "heads split"
             says = (
                 f"{name} is in shards along {axis} in a dimension of {contracted} that this "
                 f"product contracts, as that of a head, and the other operand in that of {met}, "

@@ -305,19 +305,18 @@ def of_contested(
 
 
 def _adds_activations(moves, axis):
-    """Whether most of what the forward pass sends are activations along an axis of the batch: with
-    FSDP it gathers weights.
+    """Whether most of what the forward pass sends are sums of activations along an axis of the
+    batch: with FSDP it gathers weights, in a loop also without their names.
     """
     forward = [move for move in moves if move.phase == "forward"]
-    kinds = ("all-gather", *_EXCHANGES)
-    activations = (
+    sums = (
         move
         for move in forward
         if axis in (move.axes or ())
         and (not move.array or move.array.startswith("result"))
-        and (move.kind in kinds or move.cause.startswith("the contracting dimension"))
+        and move.cause.startswith("the contracting dimension")
     )
-    return 2 * bytes_of(activations) > max(bytes_of(forward), 2048)
+    return 2 * bytes_of(sums) > max(bytes_of(forward), 2048)
 
 
 def of_merged(

@@ -74,7 +74,7 @@ def shards_of_a_head():
 @public(
     "vllm-project/tpu-inference#2661",
     "The output of the joined projection is split over more devices than there are heads of keys, "
-    "so single heads are cut and exchanged; a step takes twice as long.",
+    "so single heads are split and exchanged; a step takes twice as long.",
     r"\bheads?\b|reshape of shards",
     row="all-to-all|all-gather|collective-permute",
     pod="v5e:2x4",

@@ -275,7 +275,7 @@ def test_keys_in_shards_of_a_head_are_told(form, is_gradient, backend):
         mesh=pod_of(backend),
     )
     first = report.findings[0]
-    assert first.title == "heads cut" and line(attend, "btkgh,bskh->bkgts") in first.says, report
+    assert first.title == "heads split" and line(attend, "btkgh,bskh->bkgts") in first.says, report
     assert "params['k']" in first.says and "2 is no multiple of the 4 devices" in first.says
 
 
@@ -290,13 +290,13 @@ def test_whole_heads_are_not_told(params, is_gradient, backend):
     f = summed(attend)
     report = explain(jax.grad(f) if is_gradient else f, params, BATCH, mesh=pod_of(backend))
     titles = {finding.title for finding in report.findings}
-    assert not titles & {"heads cut", "axis on two dimensions", "axes swapped"}, report
+    assert not titles & {"heads split", "axis on two dimensions", "axes swapped"}, report
 
 
 @pytest.mark.parametrize("heads", [2, 4])
 def test_a_remedy_of_keys_in_shards_of_a_head_is_tried(heads):
     params = weights(heads, None, None, "model")
-    (found,) = said(explain(attend, params, BATCH, try_remedies=True), "heads cut")
+    (found,) = said(explain(attend, params, BATCH, try_remedies=True), "heads split")
     assert found.tried.bytes[1] < found.tried.bytes[0], found.tried
 
 
@@ -314,7 +314,7 @@ def test_heads_of_a_joined_weight_are_told_where_the_axis_cuts_them(heads, is_gr
 
     x = struct(mesh, (8, 64, 256))
     report = explain(jax.grad(f) if is_gradient else f, params, x)
-    found = said(report, "heads cut")
+    found = said(report, "heads split")
     assert len(found) == (heads == 8), report
     if found:
         assert found[0] is report.findings[0] and "'s rest" not in repr(report)
