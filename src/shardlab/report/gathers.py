@@ -163,9 +163,9 @@ def of_clashes(
             cut.add(axis)
             says = (
                 f"of {name} in {ways} shards along {axis} a reshape makes {met} times "
-                f"{contracted}, as heads: {axis} is no divisor of {met}, so single heads are split, "
-                f"and {exchanged}. Give what makes these heads a weight of its own, whole along "
-                f"{axis}, or repeat its heads until {axis} divides them"
+                f"{contracted}, as heads: {axis} is no divisor of {met}, so single heads are "
+                f"split, and {exchanged}. Give what makes these heads a weight of its own, whole "
+                f"along {axis}, or repeat its heads until {axis} divides them"
             )
         else:
             title = "heads split"
