@@ -19,7 +19,7 @@ from shardlab import open_weights
 nnx = pytest.importorskip("flax.nnx")
 save_file = pytest.importorskip("safetensors.numpy").save_file
 
-pytestmark = pytest.mark.reads("book/recipes", "src/shardlab/arrays")
+pytestmark = pytest.mark.reads("book/recipes", "src/shardlab")
 
 L, D, N, G, H, F, V = 3, 32, 8, 2, 4, 48, 40
 CONFIG = {

@@ -170,13 +170,13 @@ def test_a_chapter_says_where_it_stands(site, built, book):
             assert first == [f"{before}.html" for before in chapter.after]
             links = [link["href"] for link in said.select("a")]
             on = [title for title, stops in book.paths.items() if name in stops]
-            assert links == ["using.html#paths"] * len(on)
+            assert links == ["using.html#using-paths"] * len(on)
             for title in on:
                 assert (
                     f"path {title}: {book.paths[title].index(name) + 1} of {len(book.paths[title])}"
                     in text
                 )
-    assert built[site / "using.html"].select_one("#paths") and len(book.paths) == 6
+    assert built[site / "using.html"].select_one("#using-paths") and len(book.paths) == 6
 
 
 def test_the_list_of_chapters_marks_the_page(site, built, book):

@@ -665,7 +665,7 @@ def _end(app, where, name, page):
     if part and part.title != APPENDICES:
         places.append(f"Part {part.title.partition('.')[0]}, chapter {part.place} of {part.count}")
         for title, (place, count) in page.chapter.paths.items():
-            link = f'<a href="{PATHS}.html#paths">{title}</a>'
+            link = f'<a href="{PATHS}.html#using-paths">{title}</a>'
             places.append(f"path {link}: {place} of {count}")
     links = [f'<a href="{where.file(f"{FOLDER}/{name}.md", where.branch)}">Source</a>']
     if name in getattr(app.env, "bookbinder_notebooks", ()):

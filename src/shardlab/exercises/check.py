@@ -122,7 +122,7 @@ class Exercise:
     atol: float = 1e-6
     mesh: Mesh | None = field(default=None, repr=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.mesh is None:
             object.__setattr__(self, "mesh", _current_mesh())
 
