@@ -123,8 +123,17 @@ def _reaches(server, host, port):
     return False
 
 
+def _number():
+    """The process index. No device is asked: one may be what is missing."""
+    with suppress(ImportError, AttributeError):
+        from jax._src import distributed
+
+        return distributed.global_state.process_id
+    return jax.process_index()
+
+
 def _who():
-    return f"process {jax.process_index()} on {socket.gethostname()}"
+    return f"process {_number()} on {socket.gethostname()}"
 
 
 def leave_at_once(kind, error, traceback):
@@ -140,7 +149,7 @@ def leave_at_once(kind, error, traceback):
 def _leave(status):
     sys.stdout.flush()
     sys.stderr.flush()
-    if jax.process_index() == 0:  # its end is the end of all, who may have an error to print
+    if _number() == 0:  # its end is the end of all, who may have an error to print
         time.sleep(1)
     os._exit(status)
 
