@@ -405,9 +405,14 @@ def test_a_stub_is_not_solved_and_the_solution_is_proved(label, reports):
 
 @pytest.mark.parametrize("label", of_notebooks(EXERCISES))
 def test_a_solution_is_right_again_when_all_cells_have_run(label, reports):
-    """Whatever mesh and whatever names the cells below it have left."""
+    """Whatever mesh and whatever names the cells below it have left. One of `processes` hangs all
+    processes on purpose, and the chapter says what to do then.
+    """
     again = verdict(label, reports)["again"]
-    assert again and set(again) == {"accepted"}, again
+    hung = "no processes are running; call start() again"
+    assert again and set(again) <= {"accepted", *([hung] if label == "processes-odd" else [])}, (
+        again
+    )
 
 
 @pytest.mark.parametrize("label", of_notebooks(EXERCISES))
