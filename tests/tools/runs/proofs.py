@@ -40,7 +40,7 @@ import pytest
 from places import ROOT
 
 from bookbinder import disk
-from bookbinder.run import stale
+from bookbinder.run import runs, stale
 
 FOLDER = ROOT / "_build" / "proofs"
 KEPT = 20  # proofs of a unit, of other states of the repository
@@ -285,6 +285,8 @@ class Reads:
                 for word in arguments[1]
                 if isinstance(word, (str, bytes, os.PathLike))
             ]
+            if runs.GUARD.name in map(os.path.basename, words):  # what it protects it does not read
+                del words[: words.index("--") + 1]
             for word, following in zip(words, [*words[1:], ""], strict=True):
                 # a path, or perhaps a file in the folder where it starts
                 if os.sep in word or arguments[2]:
