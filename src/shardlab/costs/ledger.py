@@ -92,6 +92,9 @@ class Entry:
         return f"missed: {self.factor:.2f} times" if self.misses else f"within {self.band:.2f}"
 
 
+_SOURCE = 2000  # characters of one are shown: published runs of several files have long ones
+
+
 class Ledger(tuple[Entry, ...]):
     """Entries, which print as a table; in notebooks those that miss are red."""
 
@@ -111,13 +114,13 @@ class Ledger(tuple[Entry, ...]):
                 _number(e.bound, e.unit),
                 _number(e.expected, e.unit),
                 e.verdict,
-                plain(e.by),
+                plain(e.by, _SOURCE),
             )
             for e in self
         ]
 
     def _repr_html_(self):
-        sources = list(dict.fromkeys(e.by for e in self))
+        sources = list(dict.fromkeys(plain(e.by, _SOURCE) for e in self))
         rows = [(*row[:-1], f"[{sources.index(row[-1]) + 1}]") for row in self.rows()]
         html = html_table(("what ran", "measured", "bound", "expected", "verdict", "by"), rows)
         # --bad is the theme's, with enough contrast

@@ -92,6 +92,16 @@ def test_misses_are_red_and_others_are_not():
     assert "&lt;me&gt;" in html and "<me>" not in html
 
 
+def test_a_long_source_and_one_with_control_characters_are_shown_as_their_rows_name_them():
+    entries = Ledger(
+        Entry(name, "k", 1.2, "s", 0.5, 1.0, 1.3, by=by)
+        for name, by in (("a", "word " * 1000), ("b", "two\x1b[1m\nlines"))
+    )
+    shown = entries._repr_html_()
+    assert "<td>[1]</td>" in shown and "<td>[2]</td>" in shown and "\x1b" not in shown
+    assert len(shown) < 6000 and "word word" in shown
+
+
 def test_a_reader_adds_runs(written):
     (entry,) = read(written({"by": "A. Reader", "runs": [RUN]}))
     assert (entry.name, entry.by, entry.measured) == ("mine", "A. Reader", 3.4)
