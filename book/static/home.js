@@ -38,7 +38,12 @@
     field.setAttribute("autocapitalize", "off");
     field.setAttribute("aria-label", "PartitionSpec");
     words.setAttribute("aria-live", "polite");
-    code.append("jax.device_put(A, NamedSharding(mesh, ", field, "))");
+    const around = ["jax.device_put(A, ", ")"].map((text) => { // what a phone leaves out
+      const part = document.createElement("span");
+      part.textContent = text;
+      return part;
+    });
+    code.append(around[0], "NamedSharding(mesh, ", field, ")", around[1]);
     form.append(code);
     form.addEventListener("submit", (event) => event.preventDefault());
     field.addEventListener("input", read);
