@@ -171,7 +171,7 @@ FIRST = {
     "torchtitan": ["tensor#two-axes-on-one-mesh-"],
     "DistributedSampler": ["global_arrays#data-loader-"],
     "DTensor redistribute": ["arrays#resharding-"],
-    "torchrun": ["processes#launchers-"],
+    "torchrun": ["processes#launchers-", "clusters#a-batch-script-for-one-node-"],
     "state_dict": ["checkpoints#save-"],
     "loss.backward hooks": ["training#training-step-"],
     "dcp": ["checkpoints#save-"],
