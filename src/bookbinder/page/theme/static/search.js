@@ -171,7 +171,7 @@ globalThis.bookSearch = ({ load, root, slash }) => {
     };
 
     // Names that share the most pairs of letters with what was typed.
-    const names = [...new Set(sections.flatMap((section) => section.names))];
+    const names = [...new Set(sections.flatMap((section) => section.names))].filter((name) => words(name).length < 3);
     const pairs = (text) => new Set([...text.slice(1)].map((letter, before) => text[before] + letter));
     const similar = (asked) => {
       const typed = pairs(plain(asked));
