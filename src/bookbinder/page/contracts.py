@@ -43,16 +43,21 @@ def _replace(app, docname, source):
     book = app.bookbinder_book
     for path in (book.root / chapter.path for chapter in book.chapters):
         app.env.note_dependency(str(path))
-    for path in (book.root / FOLDER).glob("test_*.py"):
+    for path in files(book.root):
         app.env.note_dependency(str(path))
     source[0] = source[0].replace(_TABLE, table(book))
+
+
+def files(root):
+    """The tests that state the contracts of a book, in order."""
+    return sorted((root / FOLDER).glob("test_*.py"))
 
 
 def of_book(root):
     """The contracts that the tests of a book state, in the order of their files."""
     return [
         contract
-        for path in sorted((root / FOLDER).glob("test_*.py"))
+        for path in files(root)
         for node in ast.parse(path.read_text("utf-8")).body
         if isinstance(node, ast.FunctionDef)
         for contract in _of_test(node)

@@ -172,11 +172,15 @@ def _execute(app, env, added, changed, removed):
         outdated |= env.found_docs  # they may stand in any chapter
     env.bookbinder_names = glossary, book.titles
     env.bookbinder_glossary = glossary
-    minutes = {chapter.name: chapter.minutes for chapter in book.chapters}
-    films = {prefix + name for name in home.film_pages(book)}
-    if films & outdated or minutes != getattr(env, "bookbinder_minutes", minutes):
-        outdated.add(app.config.root_doc)  # which shows them, and says these
-    env.bookbinder_minutes = minutes
+    if outdated & {prefix + name for name in home.film_pages(book)}:
+        outdated.add(app.config.root_doc)  # which shows them
+    times = {
+        chapter.name: (chapter.minutes, chapter.prediction_minutes, chapter.exercise_minutes)
+        for chapter in book.chapters
+    }
+    if times != getattr(env, "bookbinder_times", times):
+        outdated |= {app.config.root_doc, prefix + books.PATHS}  # which say them
+    env.bookbinder_times = times
     if book.paths != getattr(env, "bookbinder_paths", book.paths):
         outdated |= {prefix + name for name in now}  # each says where it stands on them
     env.bookbinder_paths = book.paths

@@ -30,8 +30,9 @@ def _replace(app, docname, source):
     if _CONTENTS not in source[0] and _NUMBERS not in source[0]:
         return
     book = app.bookbinder_book
-    for path in [chapter.path for chapter in book.chapters] + [_MATRIX]:
-        app.env.note_dependency(str(book.root / path))
+    paths = [book.root / path for path in [*(one.path for one in book.chapters), _MATRIX]]
+    for path in [*paths, *contracts.files(book.root)]:
+        app.env.note_dependency(str(path))
     source[0] = source[0].replace(_CONTENTS, contents(book)).replace(_NUMBERS, numbers(book))
 
 

@@ -473,9 +473,16 @@ def sources(root):
 
 def lost_since(root, saved):
     """The names of sources that are gone; with the folder of what is built, if it is another."""
-    now = sources(root)
-    changed = {BUILD} if BUILD in saved and now.get(BUILD) != saved[BUILD] else set()
-    return sorted((saved.keys() - now.keys()) | changed)
+
+    def is_there(name):
+        place = os.path.join(root, name)
+        if name != BUILD:
+            return os.path.isfile(place)
+        with suppress(OSError):
+            return os.stat(place).st_ino == saved[BUILD]
+        return False
+
+    return sorted(name for name in saved if not is_there(name))
 
 
 def _note_lost(root, saved, lost, cell):

@@ -123,13 +123,23 @@ def _reaches(server, host, port):
     return False
 
 
-def _number():
-    """The process index. No device is asked: one may be what is missing."""
+def _state():
+    """What jax.distributed.initialize has set up, to which no public name leads: process_id, and a
+    client of the coordinator. None in a JAX that keeps it elsewhere.
+    """
     with suppress(ImportError, AttributeError):
         from jax._src import distributed
 
-        return distributed.global_state.process_id
-    return jax.process_index()
+        state = distributed.global_state
+        if hasattr(state, "client") and hasattr(state, "process_id"):
+            return state
+    return None
+
+
+def _number():
+    """The process index. No device is asked: one may be what is missing."""
+    state = _state()
+    return jax.process_index() if state is None else state.process_id
 
 
 def _who():
@@ -156,11 +166,8 @@ def _leave(status):
 
 def _is_joined():
     """False if jax.distributed.shutdown was called, where all processes came to an end."""
-    with suppress(ImportError, AttributeError):
-        from jax._src import distributed
-
-        return distributed.global_state.client is not None
-    return True
+    state = _state()
+    return state is None or state.client is not None
 
 
 def leave_on_system_exit():
@@ -247,16 +254,17 @@ def exchange(key, text, limit=100):
     A key serves once. A process that comes more than limit seconds after the first one is an error
     in all.
     """
+    state = _state()
+    if state is None:
+        return _gathered(text)
+    store = state.client
+    if store is None:
+        return [text]
     try:
-        from jax._src import distributed  # no public name leads to the coordinator's store
-
-        store = distributed.global_state.client
-        if store is None:
-            return [text]
         store.key_value_set(f"{key}/{jax.process_index()}", text)
         store.wait_at_barrier(key, round(1000 * limit))  # ms
         said = store.key_value_dir_get(f"{key}/")
-    except (ImportError, AttributeError):  # a JAX that keeps it elsewhere
+    except AttributeError:  # a JAX whose client has other methods
         return _gathered(text)
     return [value for _, value in sorted(said, key=lambda pair: int(pair[0].rpartition("/")[2]))]
 

@@ -33,8 +33,8 @@ from shardlab.report.remedies import (
 
 __all__ = [
     "Finding", "by_harm", "bytes_of", "constant_sizes", "elements_of_each", "gathered_dimensions",
-    "is_of_data", "kept_for_backward", "of_arrays", "of_avoidable", "of_batch", "of_constants",
-    "of_donation", "of_exchanged",
+    "is_at", "is_of_data", "kept_for_backward", "of_arrays", "of_avoidable", "of_batch",
+    "of_constants", "of_donation", "of_exchanged",
     "of_indices", "of_loops", "of_many", "of_partitioner", "of_repeated_operations",
     "of_repeated_products", "of_replacement", "of_stacks", "of_sums", "of_temporaries",
     "of_unplaced", "of_unsummed", "of_varying", "of_widening", "repeated_products", "unreplaced",
@@ -589,6 +589,7 @@ def of_partitioner(
       origins: the program's `Origins`.
       said: the lines that the compiler wrote.
     """
+    least = _LEAST * _sent(moves)
     # Of a stand-in the partitioner only asks what it would cost, and a callback's device is meant.
     left_out = r"%fake_parameter|maximal device=|single_device"
     seen = [
@@ -596,7 +597,7 @@ def of_partitioner(
         for line in said
         if "full rematerialization" in line
         and not re.search(left_out, line)
-        and _is_much_gathered(line, moves)
+        and _gathered_for(line, moves) >= max(least, 1)
     ]
     advice = "put a sharding constraint between the two that differs from each in one axis only"
     if seen:
@@ -616,7 +617,6 @@ def of_partitioner(
             ),
         )
         return
-    least = _LEAST * _sent(moves)
     gathers = [
         (array_types(start.result)[-1], origin)
         for move, start, origin in moves
@@ -671,24 +671,23 @@ def _shards_said(sharding):
     return " and ".join(shards) or "whole arrays"
 
 
-def _is_much_gathered(line, moves):
-    """Whether much of what a program sends are gathers of the array that the partitioner says it
-    replicates: of what it tries first, often an all-to-all is left, or a gather of little.
+def _gathered_for(line, moves):
+    """The bytes of gathers of the array that the partitioner says it replicates: of what it tries
+    first, often an all-to-all is left, or a gather of little. Infinite where its line is unknown.
     """
     parts = _SAID.search(line)
     counts = parts and _shard_counts(parts[1])
     if not counts:
-        return True
+        return math.inf
     local = _shape(parts[3])
     whole = [size * count for size, count in zip(local, counts, strict=True)]
     # one dimension after the other, or all shards along a dimension of their own
     gathered = [sorted(one) for one in (whole, (*local, math.prod(counts)))]
-    sent = sum(
-        (move.times or 1) * (move.bytes or 0)
-        for move, start, _ in moves
-        if any(sorted(_shape(kind)) in gathered for kind in array_types(start.result))
+    return _sent(
+        one
+        for one in moves
+        if any(sorted(_shape(kind)) in gathered for kind in array_types(one[1].result))
     )
-    return sent >= max(_LEAST * _sent(moves), 1)
 
 
 def _sent(moves):
@@ -1094,6 +1093,11 @@ def _elements_of(kind):
 def elements_of_each(kind: str) -> int:
     """Elements of a type such as "f32[8,4]", or of each of several such as "2 × f32[8,4]"."""
     return math.prod(map(int, re.findall(r"\d+", kind.partition("[")[2])))
+
+
+def is_at(move: Any, place: Any) -> bool:
+    """Whether a `shardlab.report.explain.Move` belongs to the line of a place in the source."""
+    return (move.file, move.line) == (place.file, place.line)
 
 
 def bytes_of(moves: Iterable[Any]) -> int:

@@ -13,7 +13,7 @@ from shardlab.programs.collectives import Collective
 from shardlab.programs.hlo import Instruction, array_types, type_bytes
 from shardlab.programs.inherited import Inheritance, corrected, text_of
 from shardlab.programs.origins import Origin, Origins, where
-from shardlab.report.findings import Finding, bytes_of, elements_of_each, is_of_data
+from shardlab.report.findings import Finding, bytes_of, elements_of_each, is_at, is_of_data
 from shardlab.report.remedies import MovedAxis, OtherSpecs
 
 __all__ = [
@@ -94,7 +94,7 @@ def of_large_sums(
         here = [
             move
             for move in moves
-            if (move.file, move.line) == (summed.place.file, summed.place.line)
+            if is_at(move, summed.place)
             and move.kind == "all-reduce"
             and move.axes == (axis,)
             and move.cause.startswith("the contracting dimension")
@@ -204,10 +204,7 @@ def of_added_axes(
         sent = bytes_of(
             move
             for move in moves
-            if any(
-                (move.file, move.line) == (place.file, place.line)
-                for place in (added.product, added.place)
-            )
+            if any(is_at(move, place) for place in (added.product, added.place))
             and move.kind == "all-gather"
             and not move.array
             and axis in (move.axes or ())
@@ -240,7 +237,7 @@ def of_swaps(
         sent = bytes_of(
             move
             for move in moves
-            if (move.file, move.line) == (swap.place.file, swap.place.line)
+            if is_at(move, swap.place)
             and (
                 (not move.array and move.kind in _EXCHANGES and {*swap.axes} & {*(move.axes or ())})
                 or (move.kind == "all-reduce" and move.axes == swap.axes[1:])

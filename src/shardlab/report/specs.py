@@ -12,7 +12,7 @@ from typing import Any
 from shardlab.arrays.layout import bytes_text
 from shardlab.programs.inherited import Inheritance, Loss, corrected, text_of
 from shardlab.programs.origins import where
-from shardlab.report.findings import Finding, bytes_of, elements_of_each, is_of_data
+from shardlab.report.findings import Finding, bytes_of, elements_of_each, is_at, is_of_data
 from shardlab.report.remedies import MovedAxis, OtherConstraints, OtherSpecs, entries_of
 
 __all__ = [
@@ -55,7 +55,7 @@ def lost_axes(
         sent = bytes_of(
             move
             for move in moves
-            if (move.file, move.line) == (loss.place.file, loss.place.line)
+            if is_at(move, loss.place)
             and move.kind == "all-gather"
             and loss.axis in (move.axes or move.within or ())
         )
@@ -207,10 +207,7 @@ def of_order(
         exchanged = bytes_of(
             move
             for move in moves
-            if (
-                move.kind in _EXCHANGES
-                or (move.file, move.line) == (order.place.file, order.place.line)
-            )
+            if (move.kind in _EXCHANGES or is_at(move, order.place))
             and {*(move.axes or move.within or ("",))} <= {*order.axes}
         )
         key = frozenset((order.spec, order.other)), order.argument

@@ -6,11 +6,16 @@ memory; of `CORRECT` also the mesh that is to be set, or None.
 """
 
 import functools
+import inspect
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+from shardlab import Pod
 
 D, F, LAYERS, V, B, T, HEADS = 128, 512, 3, 512, 32, 32, 8
 SHAPES = {
@@ -18,6 +23,22 @@ SHAPES = {
     "v": (D, HEADS, D // HEADS), "o": (HEADS, D // HEADS, D), "up": (D, F), "down": (F, D),
 }  # fmt: skip
 CORRECT, MISTAKES = {}, {}
+
+
+def pod_of(backend):
+    """The pod whose compiler to ask; None for that of CPUs."""
+    if backend == "cpu":
+        return None
+    if Pod(backend).compiler is None:
+        pytest.skip("no compiler for TPUs is installed")
+    return Pod(backend)
+
+
+def line(function, text):
+    """The place of a line of a test's function as reports name it, "test_specs.py:81"."""
+    lines, first = inspect.getsourcelines(function)
+    number = first + next(n for n, one in enumerate(lines) if text in one)
+    return f"{Path(inspect.getsourcefile(function)).name}:{number}"
 
 
 def correct(f):

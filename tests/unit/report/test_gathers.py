@@ -1,16 +1,14 @@
 """explain() on what is gathered several times, and on sums larger than what could be gathered."""
 
 import contextlib
-import inspect
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from steps import grid, struct
+from steps import grid, line, pod_of, struct
 
-from shardlab import Pod
 from shardlab.report.explain import explain
 
 pytestmark = pytest.mark.reads("src/shardlab")
@@ -20,22 +18,8 @@ ROW = grid((8,), ("data",))
 GRID = grid((2, 4), ("data", "model"))
 
 
-def pod_of(backend):
-    """The pod whose compiler to ask; None for that of CPUs."""
-    if backend == "cpu":
-        return None
-    if Pod(backend).compiler is None:
-        pytest.skip("no compiler for TPUs is installed")
-    return Pod(backend)
-
-
 def said(report, title):
     return [finding for finding in report.findings if finding.title == title]
-
-
-def line(function, text):
-    lines, first = inspect.getsourcelines(function)
-    return f"{HERE}:{first + next(n for n, line in enumerate(lines) if text in line)}"
 
 
 def to(x, *spec, mesh=ROW):

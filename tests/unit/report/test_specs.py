@@ -2,14 +2,13 @@
 or have axes in another order."""
 
 import contextlib
-import inspect
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from steps import CORRECT, MISTAKES, grid, struct
+from steps import CORRECT, MISTAKES, grid, line, pod_of, struct
 
 from shardlab import Pod
 from shardlab.programs.inherited import inherited_axes
@@ -18,21 +17,6 @@ from shardlab.report.explain import explain
 pytestmark = pytest.mark.reads("src/shardlab")
 
 ADVICE = {"replicated", "bf16 widened"}  # of memory, and of what this backend cannot show
-HERE = "test_specs.py"
-
-
-def line(function, text):
-    lines, first = inspect.getsourcelines(function)
-    return f"{HERE}:{first + next(n for n, line in enumerate(lines) if text in line)}"
-
-
-def pod_of(backend):
-    """The pod whose compiler to ask; None for that of CPUs."""
-    if backend == "cpu":
-        return None
-    if Pod(backend).compiler is None:
-        pytest.skip("no compiler for TPUs is installed")
-    return Pod(backend)
 
 
 def found(report):
