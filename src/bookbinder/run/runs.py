@@ -358,12 +358,13 @@ def _run(run, progress, stop, processes):
         return None
     run.place.parent.mkdir(parents=True, exist_ok=True)
     guarded = "--sources" in run.options
+    if run.programs:
+        run.programs.parent.mkdir(parents=True, exist_ok=True)  # which the guard leaves writable
     command = _guard(run) if guarded else []
     command += [run.python, stale.RUNNER, "-", "--cwd", run.cwd, "--outputs", *run.options]
     variables = run.variables
     if run.programs:
         kept = package.of(run.root).programs
-        run.programs.parent.mkdir(parents=True, exist_ok=True)
         command += [
             "--programs",
             run.programs,
