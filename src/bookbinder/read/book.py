@@ -149,22 +149,7 @@ class Chapter:
         """
         if not self._has_cells() and self.is_appendix:
             return 0
-        text = re.sub(r"\A---\n.*?^---$|^% [^\n]*$", "", self.text, flags=re.DOTALL | re.MULTILINE)
-        text = re.sub(
-            _block("exercise") + "|" + _block("solution"), "", text, flags=re.DOTALL | re.MULTILINE
-        )
-        lines = 0
-        for cell in re.findall(
-            r"^```\{code-cell\}[^\n]*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE
-        ):
-            options, code = re.fullmatch(r"((?::[^\n]*\n)*)(.*)", cell, re.DOTALL).groups()
-            if not re.search("hide-cell|hide-input|remove-", options):
-                lines += len([line for line in code.split("\n") if line.strip()])
-        code = r"^(`{3,})(?:\{(?:code-cell|code-block|literalinclude|math)\}[^\n]*|\w*)\n.*?^\1$"
-        text = re.sub(code, "", text, flags=re.DOTALL | re.MULTILINE)
-        return max(
-            1, round(len(re.findall(r"\S*\w\S*", text)) / WORDS_A_MINUTE + lines / LINES_A_MINUTE)
-        )
+        return max(1, round(reading_minutes(self.text)))
 
     @cached_property
     def exercise_minutes(self):
@@ -358,6 +343,26 @@ def parser_config(config):
 def _config_of(root):
     file = root / "_config.yml"
     return parser_config(yaml.safe_load(file.read_text("utf-8")) or {} if file.is_file() else {})
+
+
+def reading_minutes(text):
+    """The minutes that a text and its code take to read, without exercises, outputs and folded
+    cells; not rounded.
+    """
+    text = re.sub(r"\A---\n.*?^---$|^% [^\n]*$", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(
+        _block("exercise") + "|" + _block("solution"), "", text, flags=re.DOTALL | re.MULTILINE
+    )
+    lines = 0
+    for cell in re.findall(
+        r"^```\{code-cell\}[^\n]*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE
+    ):
+        options, code = re.fullmatch(r"((?::[^\n]*\n)*)(.*)", cell, re.DOTALL).groups()
+        if not re.search("hide-cell|hide-input|remove-", options):
+            lines += len([line for line in code.split("\n") if line.strip()])
+    code = r"^(`{3,})(?:\{(?:code-cell|code-block|literalinclude|math)\}[^\n]*|\w*)\n.*?^\1$"
+    text = re.sub(code, "", text, flags=re.DOTALL | re.MULTILINE)
+    return len(re.findall(r"\S*\w\S*", text)) / WORDS_A_MINUTE + lines / LINES_A_MINUTE
 
 
 def _block(kind):

@@ -1,0 +1,129 @@
+"""The core of the book: the sections that are read in an evening, and those of them that are read in
+an hour, as `book/core.yml` lists them.
+
+The file has the chapters in order, each with its sections by their headings:
+
+    start:
+      - heading: A step on one device
+        hour: true
+        bridge: What one has to know of what is left out before it.
+
+A heading stands for the text down to the next heading of whatever level. An empty one is the
+chapter's opening. A subsection follows the section that it is in.
+"""
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import yaml
+
+from bookbinder.read.book import FOLDER, BookError, reading_minutes
+
+FILE = f"{FOLDER}/core.yml"
+TITLES = {"evening": "The evening", "hour": "The hour"}
+_HEADING = re.compile(r"^(#{1,4}) (.+?)\s*$")
+_FENCE = re.compile(r"^\s*(`{3,}|~{3,})")
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A section of the core.
+
+    Attributes:
+      chapter: the name of its chapter.
+      heading: as the chapter has it; "" for the opening.
+      anchor: where it is on the page; "" for the opening.
+      text: its source, without subsections.
+      first, last: the lines of that in the chapter, from 1, the last one included.
+      is_in_hour: whether the shorter path has it too.
+      bridge: what one has to know of sections that are left out before it; "" if nothing.
+    """
+
+    chapter: str
+    heading: str
+    anchor: str
+    text: str
+    first: int
+    last: int
+    is_in_hour: bool = False
+    bridge: str = ""
+
+    @property
+    def minutes(self):
+        """To read it, not rounded."""
+        return reading_minutes(self.text)
+
+    @property
+    def title(self):
+        """The heading without marks, shortened to what stands before its colon."""
+        return re.sub(r"[`*]", "", self.heading).partition(": ")[0] or "Opening"
+
+
+def stops(book):
+    """The sections of the core in order; none if the book has no such file.
+
+    Raises:
+      BookError: a chapter or a heading that is not there, with the nearest one.
+    """
+    file = book.root / FILE
+    if not file.exists():
+        return ()
+    listed = yaml.safe_load(file.read_text("utf-8"))
+    known = {chapter.name: chapter for chapter in book.chapters}
+    found = []
+    for name, entries in listed.items():
+        if name not in known:
+            raise BookError(FILE, None, f"there is no chapter {name}{_near(name, known)}")
+        pieces, last = sections(known[name].text), -1
+        headings = [heading for _, heading, *_ in pieces]
+        for entry in entries:
+            heading = entry["heading"]
+            if heading not in headings:
+                message = f"{name} has no section {heading!r}{_near(heading, headings)}"
+                raise BookError(FILE, None, message)
+            place = headings.index(heading)
+            level, _, first, end, text = pieces[place]
+            if place <= last:
+                raise BookError(FILE, None, f"{name}: {heading!r} stands before what it follows")
+            above = [n for n in range(place) if pieces[n][0] < level]
+            if level > 2 and not any(one.first == pieces[above[-1]][2] for one in found):
+                message = f"{name}: {heading!r} needs the section that it is in, listed before it"
+                raise BookError(FILE, None, message)
+            last = place
+            anchor = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
+            hour, bridge = entry.get("hour", False), " ".join(entry.get("bridge", "").split())
+            found.append(Stop(name, heading, anchor, text, first, end, hour, bridge))
+    return tuple(found)
+
+
+def sections(text):
+    """The pieces of a chapter between its headings: (level, heading, first line, last line, text);
+    the first one is the title's, whose heading is "".
+    """
+    lines, starts, fence = text.split("\n"), [], ""
+    for number, line in enumerate(lines, 1):
+        mark = _FENCE.match(line)
+        if fence:
+            fence = "" if mark and line.strip() == fence else fence
+        elif mark:
+            fence = mark[1]
+        elif heading := _HEADING.match(line):
+            starts.append((len(heading[1]), heading[2] if len(heading[1]) > 1 else "", number))
+    ends = [number - 1 for _, _, number in starts[1:]] + [len(lines)]
+    # a label belongs to the heading below it
+    ends = [end - (end < len(lines) and lines[end - 1].startswith("(")) for end in ends]
+    return [
+        (level, heading, first, end, "\n".join(lines[first - 1 : end]))
+        for (level, heading, first), end in zip(starts, ends, strict=True)
+    ]
+
+
+def path(book, name):
+    """The sections of one of the two paths, "evening" or "hour"."""
+    return tuple(stop for stop in stops(book) if name == "evening" or stop.is_in_hour)
+
+
+def _near(name, names):
+    near = get_close_matches(name, names, 1, 0.3)
+    return f"; did you mean {near[0]!r}?" if near else ""
