@@ -23,7 +23,17 @@ from sphinx.util.docutils import SphinxRole
 
 from bookbinder import disk
 from bookbinder.notebook import notebooks
-from bookbinder.page import contracts, home, pages, questions, reference, search, teaching, terms
+from bookbinder.page import (
+    contracts,
+    core,
+    home,
+    pages,
+    questions,
+    reference,
+    search,
+    teaching,
+    terms,
+)
 from bookbinder.progress import Lines
 from bookbinder.read import address, book as books, citation, package
 from bookbinder.run import execute, stale
@@ -51,6 +61,7 @@ def setup(app):
     app.connect("build-finished", _name_dependencies)
     app.connect("build-finished", _note_shown)
     contracts.setup(app)
+    core.setup(app)
     home.setup(app)
     pages.setup(app)
     questions.setup(app)
@@ -97,6 +108,8 @@ def substitutions(root, where):
     return {
         "repository": f"<{where.repository}>",
         "pdf": f"<{where.pdf}>",  # the book as one file
+        "core_pdf": f"[{core.FILES[0]}](<{where.site}{core.FILES[0]}>)",  # and its core
+        "core_epub": f"[{core.FILES[1]}](<{where.site}{core.FILES[1]}>)",
         "install": f"```sh\n{where.install}\n```",  # how the package is installed
         "minimum_jax": package.of(root).minimum_jax,
         "versions": _versions(),  # what chapters are executed with

@@ -7,6 +7,7 @@ The file has the chapters in order, each with its sections by their headings:
       - heading: A step on one device
         hour: true
         bridge: What one has to know of what is left out before it.
+        bridge_in_hour: What readers of the hour have to know besides.
 
 A heading stands for the text down to the next heading of whatever level. An empty one is the
 chapter's opening. A subsection follows the section that it is in.
@@ -38,6 +39,7 @@ class Stop:
       first, last: the lines of that in the chapter, from 1, the last one included.
       is_in_hour: whether the shorter path has it too.
       bridge: what one has to know of sections that are left out before it; "" if nothing.
+      bridge_in_hour: what readers of the shorter path have to know besides.
     """
 
     chapter: str
@@ -48,6 +50,7 @@ class Stop:
     last: int
     is_in_hour: bool = False
     bridge: str = ""
+    bridge_in_hour: str = ""
 
     @property
     def minutes(self):
@@ -92,8 +95,9 @@ def stops(book):
                 raise BookError(FILE, None, message)
             last = place
             anchor = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
-            hour, bridge = entry.get("hour", False), " ".join(entry.get("bridge", "").split())
-            found.append(Stop(name, heading, anchor, text, first, end, hour, bridge))
+            said = (" ".join(entry.get(key, "").split()) for key in ("bridge", "bridge_in_hour"))
+            is_in_hour = entry.get("hour", False)
+            found.append(Stop(name, heading, anchor, text, first, end, is_in_hour, *said))
     return tuple(found)
 
 

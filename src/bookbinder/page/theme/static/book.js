@@ -65,6 +65,18 @@
     box?.append(button);
   }
 
+  // Whoever is on a path through the core of the book is led along its sections, until they leave it.
+  const path = new URLSearchParams(location.search).get("path") ?? keep.get("path");
+  if (path) {
+    const leave = () => { keep.set("path", ""); keep.set("path-at", ""); };
+    const last = keep.get("path-at"), page = location.pathname.split("/").pop().replace(".html", "");
+    keep.set("path", path);
+    Promise.all([load("core.js"), load("core-stops.js")]).then(() => {
+      globalThis.followPath({ path, leave, last });
+      if (globalThis.coreStops.stops.some((stop) => stop.page === page)) keep.set("path-at", page);
+    }, () => {});
+  }
+
   // What scrolls sideways in its box can be reached by the keyboard; so can code that is far from the screen and not
   // yet laid out, until it comes near and its width is known.
   const reach = ({ target }) => {

@@ -1,0 +1,130 @@
+"""The core of the book on the site: the page that lists its sections, and what leads along them.
+
+In a page the line `% sections of the core` is replaced by all of them with their minutes, chapter by
+chapter, and {core}`hour` says how long a path takes. `_static/core-stops.js` has for
+`theme/static/core.js` where each section is, and what one has to know of those that are left out.
+"""
+
+import html
+import json
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.util.docutils import SphinxRole
+
+from bookbinder.read import core
+from bookbinder.read.book import PREDICTION_MINUTES, in_words
+
+_SECTIONS = "% sections of the core"
+STOPS = "core-stops.js"
+FILES = "core.pdf", "core.epub"  # beside the pages: scripts/pdf.py makes them
+
+
+def setup(app):
+    """Called by the extension."""
+    app.add_role("core", _Time())
+    app.add_role("core-start", _Start())
+    app.connect("source-read", _replace)
+    app.connect("build-finished", _write)
+
+
+class _Time(SphinxRole):
+    """How long a path takes: {core}`evening`, or {core}`hour`."""
+
+    def run(self):
+        if self.text not in core.TITLES:
+            known = ", ".join(core.TITLES)
+            message = f"there is no path {self.text}; there are {known}"
+            return [], [self.inliner.reporter.error(message, line=self.lineno)]
+        words = times(core.path(self.env.app.bookbinder_book, self.text))
+        return [nodes.inline("", words, classes=["minutes"])], []
+
+
+class _Start(SphinxRole):
+    """A link to where a path begins: {core-start}`its words <hour>`."""
+
+    def run(self):
+        words, _, path = self.text.rstrip(">").rpartition("<")
+        first = core.path(self.env.app.bookbinder_book, path)[0]
+        place = f"{first.chapter}.html?path={path}"
+        return [nodes.reference("", words.strip(), refuri=place)], []
+
+
+def times(stops):
+    """How long sections take: "50 minutes to read, 70 minutes with the predictions"."""
+    minutes = round(sum(stop.minutes for stop in stops))
+    guesses = sum(stop.text.count("**Predict.**") for stop in stops)
+    guessed = in_words(minutes + PREDICTION_MINUTES * guesses)
+    return f"{in_words(minutes)} to read, {guessed} with the predictions"
+
+
+def _replace(app, docname, source):
+    if _SECTIONS not in source[0] and "{core}`" not in source[0]:
+        return
+    book = app.bookbinder_book
+    for path in [core.FILE, *(one.path for one in book.chapters)]:
+        app.env.note_dependency(str(book.root / path))
+    source[0] = source[0].replace(_SECTIONS, listed(book))
+
+
+def listed(book):
+    """All sections, chapter by chapter, in MyST; those of the hour are marked."""
+    stops, number, parts = core.stops(book), 1, []
+    for name, group in groupby(stops, lambda stop: stop.chapter):
+        own = list(group)
+        minutes = in_words(max(1, round(sum(stop.minutes for stop in own))))
+        items = "".join(_item(stop) for stop in own)
+        parts.append(
+            f'<li><p><a href="{name}.html?path=evening">{html.escape(book.titles.get(name, name))}'
+            f'</a> <span class="minutes">{minutes}</span></p><ol start="{number}">{items}</ol></li>'
+        )
+        number += len(own)
+    return f'```{{raw}} html\n<ul class="core">{"".join(parts)}</ul>\n```\n'
+
+
+def _item(stop):
+    kind, path = (' class="in-hour"', "hour") if stop.is_in_hour else ("", "evening")
+    place = f"{stop.chapter}.html?path={path}" + (f"#{stop.anchor}" if stop.anchor else "")
+    return f'<li{kind}><a href="{place}">{html.escape(stop.title)}</a></li>'
+
+
+def bridged(stop, path):
+    """What one has to know of the sections that a path leaves out before one, as HTML; "" if
+    nothing.
+    """
+    both = [stop.bridge, stop.bridge_in_hour if path == "hour" else ""]
+    return _inline().renderInline(" ".join(filter(None, both)))
+
+
+@cache
+def _inline():
+    from markdown_it import MarkdownIt
+
+    return MarkdownIt("commonmark", {"html": False})
+
+
+def _write(app, exception):
+    """The data of core.js."""
+    if exception is not None or app.builder.format != "html":
+        return
+    book = app.bookbinder_book
+    stops = [
+        {
+            "page": stop.chapter,
+            "chapter": book.titles.get(stop.chapter, stop.chapter),
+            "anchor": stop.anchor,
+            "title": stop.title,
+            "minutes": stop.minutes,
+            "paths": ["evening", "hour"] if stop.is_in_hour else ["evening"],
+            "bridges": {path: bridged(stop, path) for path in core.TITLES},
+        }
+        for stop in core.stops(book)
+    ]
+    data = json.dumps({"titles": core.TITLES, "stops": stops}, ensure_ascii=False)
+    file = Path(app.outdir) / "_static" / STOPS
+    if stops:
+        file.write_text(f"globalThis.coreStops = {data};\n", "utf-8")
+    else:
+        file.unlink(missing_ok=True)
