@@ -1,5 +1,5 @@
 """Bind the built site into one PDF with a cover, contents, running heads, bookmarks and links
-between its chapters.
+between its chapters; or a path through its core, hour or evening, into a PDF and an EPUB.
 
 `make book` comes first. Prints what Chromium prints of the pages: light, with all folds open. The
 answers stand at the end of each chapter. Chromium does not know on which page a link leads, so the
@@ -20,7 +20,9 @@ import yaml
 from bs4 import BeautifulSoup
 from playwright.sync_api import sync_playwright
 
-from bookbinder.read import address, book, citation
+from bookbinder.page import core as pages_of_core
+from bookbinder.read import address, book, citation, core
+from bookbinder.show import epub
 
 ROOT = Path(__file__).parent.parent
 SITE = ROOT / "_build" / "html"
@@ -41,6 +43,8 @@ summary::after { content: none !important; }
 .part { color: var(--soft); margin: 0; }
 .cover { break-before: auto; page: cover; }
 .cover h1 { font-size: 2.6rem; margin: 30vh 0 3rem; }
+.subtitle { font-size: 1.6rem; }
+.bridge { padding-left: 0.8rem; border-left: 3px solid var(--device-0); }
 .contents ul { list-style: none; padding: 0; margin: 0.2rem 0 1rem; }
 .contents li { break-inside: avoid; display: flex; gap: 0.5rem; align-items: baseline; }
 .contents li::after { content: ""; order: 1; flex: 1; border-bottom: 1px dotted; }
@@ -53,7 +57,7 @@ summary::after { content: none !important; }
 UNKNOWN = "0000"  # in place of the number of a page, and as wide
 
 
-def bind(site, config, parts, names, cited):
+def bind(site, config, parts, names, cited, path="", stops=()):
     """The pages of chapters as one page.
 
     Args:
@@ -62,6 +66,8 @@ def bind(site, config, parts, names, cited):
       parts: the parts of `_toc.yml`.
       names: of chapters, in order, such as "arrays".
       cited: what `CITATION.cff` says.
+      path: the path through the core that is bound; "" for whole chapters.
+      stops: its sections, as `bookbinder.read.core` has them.
 
     Returns:
       HTML, parsed. Each id begins with the name of its chapter, and links within the book lead to
@@ -80,6 +86,8 @@ def bind(site, config, parts, names, cited):
         page = BeautifulSoup((site / f"{name}.html").read_text("utf-8"), "html.parser")
         article = page.article
         sheets |= dict.fromkeys(sheet.string for sheet in page.select("head > style"))
+        if own := [stop for stop in stops if stop.chapter == name]:
+            _keep(article, own)
         _answers_last(bound, article)
         for one in article.select(LEFT_OUT):
             one.decompose()
@@ -96,9 +104,32 @@ def bind(site, config, parts, names, cited):
         *(_head(name, title) for name, title in {**titles, "contents": "Contents"}.items()),
     ):
         bound.head.append(bound.new_tag("style", string=sheet))
-    bound.body.insert(0, _cover(bound, config, cited, where))
+    bound.body.insert(0, _cover(bound, config, cited, where, core.FILES.get(path, "")))
     bound.body.insert(1, _contents(bound, parts, titles))
     return bound
+
+
+def _keep(article, stops):
+    """Leave out what is not in some sections of a chapter, and say what one has to know of it."""
+    top = article.h1.parent
+    on = {id(top)} | {id(_section(article, stop)) for stop in stops if stop.anchor}
+    for section in article.select("section"):
+        if not section.decomposed and id(section) not in on:
+            section.decompose()
+    if stops[0].anchor:  # the opening is not among them
+        for one in top.find_all(True, recursive=False):
+            if one.name not in ("h1", "section"):
+                one.decompose()
+    for stop in stops:
+        if said := pages_of_core.bridged(stop):
+            place = _section(article, stop).find(["h1", "h2", "h3", "h4"])
+            place.insert_after(BeautifulSoup(f'<p class="bridge">{said}</p>', "html.parser"))
+
+
+def _section(article, stop):
+    """The section of a page that a stop names."""
+    place = article.find(id=stop.anchor) if stop.anchor else article.h1
+    return place if place.name == "section" else place.find_parent("section")
 
 
 def _head(name, title):
@@ -107,10 +138,12 @@ def _head(name, title):
     return f"@page of-{name} {{ @top-left {{ {says}; }} }}\narticle#{name} {{ page: of-{name}; }}"
 
 
-def _cover(bound, config, cited, where):
+def _cover(bound, config, cited, where, subtitle=""):
     """The title, and who wrote the book, when and under which licence."""
     cover = bound.new_tag("article", attrs={"class": "cover"})
     cover.append(bound.new_tag("h1", string=cited.get("title") or config["title"]))
+    if subtitle:
+        cover.append(bound.new_tag("p", attrs={"class": "subtitle"}, string=subtitle))
     people = [
         one.get("name") or f"{one['given-names']} {one['family-names']}"
         for one in cited.get("authors", ())
@@ -202,8 +235,15 @@ def _lead_within(article, name, names, site, where):
     """Give ids and links the name of their chapter, find files where they are, and open what is
     folded.
     """
-    for one in article.select("[id]"):
-        one["id"] = f"{name}--{one['id']}"
+    ids = {one["id"] for one in article.select("[id]")}
+    for one in article.find_all(True):
+        if one.get("id"):
+            one["id"] = f"{name}--{one['id']}"
+        for key, value in one.attrs.items():  # plots draw marks, and clip, by such names
+            if key == "xlink:href" and value[1:] in ids:
+                one[key] = f"#{name}--{value[1:]}"
+            elif isinstance(value, str) and "url(#" in value:
+                one[key] = value.replace("url(#", f"url(#{name}--")
     article["id"] = name
     for one in article.select("[href]"):
         target = urlsplit(one["href"])
@@ -288,12 +328,16 @@ def main(arguments=None):
     parser.add_argument(
         "--output", type=Path, help=f"the file to write (default: _build/{address.PDF})"
     )
-    parser.add_argument("chapters", nargs="*", help="such as arrays (default: all, in order)")
+    text = (
+        "such as arrays (default: all, in order); or hour or evening, for a path through the core"
+    )
+    parser.add_argument("chapters", nargs="*", help=text)
     options = parser.parse_args(arguments)
     here = book.load(ROOT)
-    output = options.output or ROOT / "_build" / address.PDF
+    path = options.chapters[0] if options.chapters in [[name] for name in core.TITLES] else ""
+    output = options.output or ROOT / "_build" / (f"{path}.pdf" if path else address.PDF)
     site, known = options.site.resolve(), [chapter.name for chapter in here.chapters]
-    for name in options.chapters:
+    for name in options.chapters if not path else ():
         if name not in known:
             print(f"pdf: there is no chapter {name}; there are {', '.join(known)}", file=sys.stderr)
             return 2
@@ -306,13 +350,21 @@ def main(arguments=None):
         return 1
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text("utf-8"))
     parts = toc.get("parts") or [{"caption": "Chapters", "chapters": toc["chapters"]}]
-    bound = bind(site, here.config, parts, options.chapters or known, citation.of(ROOT))
+    stops = core.path(here, path) if path else ()
+    names = list(dict.fromkeys(stop.chapter for stop in stops)) or options.chapters or known
+    bound = bind(site, here.config, parts, names, citation.of(ROOT), path, stops)
+    if path:
+        book_file = output.with_suffix(".epub")
+        epub.write(bound, book_file, program, core.FILES[path], citation.of(ROOT))
+        _say(book_file)
     write(bound, output, program)
-    print(
-        "the book: "
-        f"{output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output}"
-    )
+    _say(output)
     return 0
+
+
+def _say(file):
+    """Where a file was written."""
+    print(f"the book: {file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}")
 
 
 if __name__ == "__main__":

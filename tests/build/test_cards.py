@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from bookbinder.page import cards, pages
 
-COLOURS = pages._colours()
+COLOURS = pages.colours()
 FRAME = (
     '<svg viewBox="0 0 100 50" xmlns:xlink="x" text-anchor="middle" fill="currentColor">{}</svg>'
 )

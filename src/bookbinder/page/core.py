@@ -1,7 +1,7 @@
 """The core of the book on the site: the page that lists its sections, and what leads along them.
 
-In a page the line `% sections of the core` is replaced by all of them with their minutes, chapter by
-chapter, and {core}`hour` says how long a path takes. `_static/core-stops.js` has for
+In a page the line `% sections of the core` is replaced by all of them with their minutes, chapter
+by chapter, and {core}`hour` says how long a path takes. `_static/core-stops.js` has for
 `theme/static/core.js` where each section is, and what one has to know of those that are left out.
 """
 
@@ -19,7 +19,6 @@ from bookbinder.read.book import PREDICTION_MINUTES, in_words
 
 _SECTIONS = "% sections of the core"
 STOPS = "core-stops.js"
-FILES = "core.pdf", "core.epub"  # beside the pages: scripts/pdf.py makes them
 
 
 def setup(app):
@@ -90,12 +89,11 @@ def _item(stop):
     return f'<li{kind}><a href="{place}">{html.escape(stop.title)}</a></li>'
 
 
-def bridged(stop, path):
+def bridged(stop):
     """What one has to know of the sections that a path leaves out before one, as HTML; "" if
     nothing.
     """
-    both = [stop.bridge, stop.bridge_in_hour if path == "hour" else ""]
-    return _inline().renderInline(" ".join(filter(None, both)))
+    return _inline().renderInline(stop.bridge)
 
 
 @cache
@@ -109,22 +107,24 @@ def _write(app, exception):
     """The data of core.js."""
     if exception is not None or app.builder.format != "html":
         return
-    book = app.bookbinder_book
-    stops = [
-        {
-            "page": stop.chapter,
-            "chapter": book.titles.get(stop.chapter, stop.chapter),
-            "anchor": stop.anchor,
-            "title": stop.title,
-            "minutes": stop.minutes,
-            "paths": ["evening", "hour"] if stop.is_in_hour else ["evening"],
-            "bridges": {path: bridged(stop, path) for path in core.TITLES},
-        }
-        for stop in core.stops(book)
-    ]
-    data = json.dumps({"titles": core.TITLES, "stops": stops}, ensure_ascii=False)
-    file = Path(app.outdir) / "_static" / STOPS
-    if stops:
+    book, file = app.bookbinder_book, Path(app.outdir) / "_static" / STOPS
+    paths = {
+        path: {"title": title, "stops": [_record(book, stop) for stop in core.path(book, path)]}
+        for path, title in core.TITLES.items()
+    }
+    if paths["evening"]["stops"]:
+        data = json.dumps(paths, ensure_ascii=False)
         file.write_text(f"globalThis.coreStops = {data};\n", "utf-8")
     else:
         file.unlink(missing_ok=True)
+
+
+def _record(book, stop):
+    """What core.js has to know of a section."""
+    return {
+        "page": stop.chapter,
+        "chapter": book.titles.get(stop.chapter, stop.chapter),
+        "anchor": stop.anchor,
+        "minutes": round(stop.minutes, 2),
+        "bridge": bridged(stop),
+    }

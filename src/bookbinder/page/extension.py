@@ -36,6 +36,7 @@ from bookbinder.page import (
 )
 from bookbinder.progress import Lines
 from bookbinder.read import address, book as books, citation, package
+from bookbinder.read.core import FILES
 from bookbinder.run import execute, stale
 from bookbinder.stopping import Stopped
 
@@ -108,13 +109,21 @@ def substitutions(root, where):
     return {
         "repository": f"<{where.repository}>",
         "pdf": f"<{where.pdf}>",  # the book as one file
-        "core_pdf": f"[{core.FILES[0]}](<{where.site}{core.FILES[0]}>)",  # and its core
-        "core_epub": f"[{core.FILES[1]}](<{where.site}{core.FILES[1]}>)",
+        **_core_files(where),
         "install": f"```sh\n{where.install}\n```",  # how the package is installed
         "minimum_jax": package.of(root).minimum_jax,
         "versions": _versions(),  # what chapters are executed with
         "edition": citation.edition(root),
         "bibtex": f"```bibtex\n{citation.bibtex(root, where)}\n```",  # how the book is cited
+    }
+
+
+def _core_files(where):
+    """Links to the files of the paths through the core: {{ hour_pdf }}, {{ evening_epub }}."""
+    return {
+        f"{path}_{kind}": f"[{words}](<{where.site}{path}.{kind}>)"
+        for path in FILES
+        for kind, words in (("pdf", "a PDF"), ("epub", "an EPUB"))
     }
 
 

@@ -552,7 +552,7 @@ def _image(app, name, page, doctree):
     book, part = app.config.html_title or app.config.project, page.part and page.part.number
     title = html.unescape(page.title)
     file = cards.write(
-        Path(app.outdir) / CARDS, _card_of(name), figure, title, book, _colours(), part
+        Path(app.outdir) / CARDS, _card_of(name), figure, title, book, colours(), part
     )
     if file:
         return f"{CARDS}/{file}", html.escape(cards.words_for(figure))
@@ -564,13 +564,13 @@ def _card_of(name):
 
 
 @cache
-def _colours():
+def colours():
     """The colours of the style sheet as they are in the light, by their names: {"device-0":
     "#0072b2"}.
     """
     sheet = (THEME / "static" / "book.css").read_text("utf-8")
-    colours = dict(re.findall(r"--([\w-]+): (?:light-dark\()?(#\w+|var\(--[\w-]+\))", sheet))
-    return {name: colours.get(value[6:-1], value) for name, value in colours.items()}
+    named = dict(re.findall(r"--([\w-]+): (?:light-dark\()?(#\w+|var\(--[\w-]+\))", sheet))
+    return {name: named.get(value[6:-1], value) for name, value in named.items()}
 
 
 def _breakable(name):

@@ -400,7 +400,10 @@ class Book:
         """Read all chapters, and raise BookError for every fault that can be found without running
         them.
         """
+        from bookbinder.read import core  # which reads books
+
         titles = {chapter.name for chapter in self.chapters}
+        core.stops(self)
         for chapter in self.chapters:
             chapter.check()
             for name in chapter.after:

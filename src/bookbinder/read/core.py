@@ -1,5 +1,5 @@
-"""The core of the book: the sections that are read in an evening, and those of them that are read in
-an hour, as `book/core.yml` lists them.
+"""The core of the book: the sections that are read in an evening, and those of them in an hour, as
+`book/core.yml` lists them.
 
 The file has the chapters in order, each with its sections by their headings:
 
@@ -14,7 +14,7 @@ chapter's opening. A subsection follows the section that it is in.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 import yaml
@@ -23,7 +23,11 @@ from bookbinder.read.book import FOLDER, BookError, reading_minutes
 
 FILE = f"{FOLDER}/core.yml"
 TITLES = {"evening": "The evening", "hour": "The hour"}
+# of the files that scripts/pdf.py makes of a path, NAME.pdf and NAME.epub
+FILES = {"evening": "The book in an evening", "hour": "The book in an hour"}
+KEYS = "heading", "hour", "bridge", "bridge_in_hour"
 _HEADING = re.compile(r"^(#{1,4}) (.+?)\s*$")
+_SHORTEST = 10  # letters of a title that is less than its heading
 _FENCE = re.compile(r"^\s*(`{3,}|~{3,})")
 
 
@@ -39,7 +43,7 @@ class Stop:
       first, last: the lines of that in the chapter, from 1, the last one included.
       is_in_hour: whether the shorter path has it too.
       bridge: what one has to know of sections that are left out before it; "" if nothing.
-      bridge_in_hour: what readers of the shorter path have to know besides.
+      bridge_in_hour: what readers of the hour have to know besides.
     """
 
     chapter: str
@@ -54,13 +58,17 @@ class Stop:
 
     @property
     def minutes(self):
-        """To read it, not rounded."""
-        return reading_minutes(self.text)
+        """To read it and what bridges to it, not rounded."""
+        return reading_minutes(f"{self.text}\n{self.bridge}")
 
     @property
     def title(self):
-        """The heading without marks, shortened to what stands before its colon."""
-        return re.sub(r"[`*]", "", self.heading).partition(": ")[0] or "Opening"
+        """The heading without marks, shortened to what stands before its colon if that says
+        something.
+        """
+        whole = re.sub(r"[`*]", "", self.heading) or "Opening"
+        short = whole.partition(": ")[0]
+        return short if len(short) > _SHORTEST else whole
 
 
 def stops(book):
@@ -72,7 +80,7 @@ def stops(book):
     file = book.root / FILE
     if not file.exists():
         return ()
-    listed = yaml.safe_load(file.read_text("utf-8"))
+    listed = _listed(file)
     known = {chapter.name: chapter for chapter in book.chapters}
     found = []
     for name, entries in listed.items():
@@ -101,6 +109,28 @@ def stops(book):
     return tuple(found)
 
 
+def _listed(file):
+    """The content of the file: chapters with their sections."""
+    try:
+        listed = yaml.safe_load(file.read_text("utf-8"))
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise BookError(FILE, None, f"not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(listed, dict):
+        raise BookError(FILE, None, "write chapters with their sections: start: [{heading: ...}]")
+    for name, entries in listed.items():
+        if not isinstance(entries, list):
+            raise BookError(FILE, None, f"{name}: write a list of sections: - heading: ...")
+        for entry in entries:
+            if not isinstance(entry, dict) or not isinstance(entry.get("heading"), str):
+                raise BookError(
+                    FILE, None, f"{name}: a section has a heading, not {str(entry)[:60]}"
+                )
+            if unknown := set(entry) - set(KEYS):
+                word = min(unknown)
+                raise BookError(FILE, None, f"{name}: {word} is not known{_near(word, KEYS)}")
+    return listed
+
+
 def sections(text):
     """The pieces of a chapter between its headings: (level, heading, first line, last line, text);
     the first one is the title's, whose heading is "".
@@ -124,8 +154,16 @@ def sections(text):
 
 
 def path(book, name):
-    """The sections of one of the two paths, "evening" or "hour"."""
-    return tuple(stop for stop in stops(book) if name == "evening" or stop.is_in_hour)
+    """The sections of one of the two paths, "evening" or "hour", each with all that bridges to it
+    there.
+    """
+    if name == "evening":
+        return stops(book)
+    return tuple(
+        replace(stop, bridge=f"{stop.bridge} {stop.bridge_in_hour}".strip())
+        for stop in stops(book)
+        if stop.is_in_hour
+    )
 
 
 def _near(name, names):

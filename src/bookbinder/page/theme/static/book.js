@@ -73,7 +73,7 @@
     keep.set("path", path);
     Promise.all([load("core.js"), load("core-stops.js")]).then(() => {
       globalThis.followPath({ path, leave, last });
-      if (globalThis.coreStops.stops.some((stop) => stop.page === page)) keep.set("path-at", page);
+      if (globalThis.coreStops[path]?.stops.some((stop) => stop.page === page)) keep.set("path-at", page);
     }, () => {});
   }
 

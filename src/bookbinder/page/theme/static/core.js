@@ -1,12 +1,12 @@
 // Along the core of the book: on each page the sections of the path that the reader is on, numbered; what it leaves out
 // is folded, and what one has to know of that is said. book.js loads this for those who are on a path.
 globalThis.followPath = ({ path, leave, last }) => {
-  const { titles, stops } = globalThis.coreStops, title = titles[path];
+  const { title, stops } = globalThis.coreStops[path] ?? {};
   if (!title) return leave();
   const element = (tag, className, markup = "") => Object.assign(document.createElement(tag), { className, innerHTML: markup });
   const address = (stop) => `${stop.page}.html?path=${path}${stop.anchor && `#${stop.anchor}`}`;
   const minutes = (some) => { const sum = Math.max(1, Math.round(some.reduce((all, one) => all + one.minutes, 0))); return `${sum} minute${sum === 1 ? "" : "s"}`; };
-  const mine = stops.filter((stop) => stop.paths.includes(path)).map((stop, n) => ({ ...stop, number: n + 1 }));
+  const mine = stops.map((stop, n) => ({ ...stop, number: n + 1 }));
   const name = location.pathname.split("/").pop().replace(".html", "") || "index";
   const here = mine.filter((stop) => stop.page === name);
   const heading = document.querySelector("article h1");
@@ -69,7 +69,7 @@ globalThis.followPath = ({ path, leave, last }) => {
     const place = stop.anchor ? sectionOf(stop)?.querySelector(":scope > :is(h2, h3, h4)") : bar;
     if (!place) continue;
     const lines = [element("p", "path-place", `${title}: ${stop.number} of ${mine.length}`)];
-    if (stop.bridges[path]) lines.push(element("p", "bridge", stop.bridges[path]));
+    if (stop.bridge) lines.push(element("p", "bridge", stop.bridge));
     place.after(...lines);
   }
   for (const link of document.querySelectorAll("#sections > ul > li > a")) {
