@@ -12,6 +12,8 @@
 - `bookbinder.page.teaching`: all exercises with their times, and the errors that predictions look
   for
 - `bookbinder.page.home`: what the home page says of the whole book, and the films that it shows
+- `bookbinder.page.core`: the sections that are read in an hour or in an evening, and what leads
+  along them
 - `bookbinder.page.contracts`: how the functions that readers copy are tested
 - `bookbinder.page.reference`: the page of every public name of a package, from its docstrings
 """

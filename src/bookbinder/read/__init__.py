@@ -1,6 +1,7 @@
 """Read a book: its table of contents, its chapters, and what the project says of itself.
 
 - `bookbinder.read.book`: read the table of contents and the chapters, and reject what is broken
+- `bookbinder.read.core`: the sections of the paths through the book's core
 - `bookbinder.read.excerpts`: the functions that readers copy, each with all that it needs
 - `bookbinder.read.address`: the links to the repository, the site and the notebooks
 - `bookbinder.read.citation`: how the book is cited

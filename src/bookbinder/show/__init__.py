@@ -2,5 +2,6 @@
 
 - `bookbinder.show.site`: turn the executed chapters into HTML, replacing the old site only with a
   complete one
+- `bookbinder.show.epub`: write bound pages as an EPUB
 - `bookbinder.show.serve`: serve the site while someone writes, and rebuild it on every save
 """
