@@ -15,9 +15,9 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from bookbinder.notebook import markdown
+from bookbinder.notebook import core as core_chapters, markdown
 from bookbinder.progress import AS_TEXT
-from bookbinder.read import address as addresses, package
+from bookbinder.read import address as addresses, core, package
 from bookbinder.read.book import BookError, split_assertions
 from bookbinder.read.excerpts import COPY
 from bookbinder.run.compare import VARIES
@@ -78,7 +78,56 @@ def make(book, chapters=None, outputs=None):
                 files[f"{CLASS}/{chapter.name}.ipynb"] = _Notebook(
                     text, commit, for_class=True
                 ).text()
+    if chapters is None:
+        files |= _of_core(book, targets, address, commit, parser)
     return files
+
+
+def _of_core(book, targets, address, commit, parser):
+    """The notebooks of the paths through the core of the book, `hour.ipynb` and `evening.ipynb`."""
+    files = {}
+    for path in core.TITLES:
+        cells = []
+        for chapter in core_chapters.chapters(book, path):
+            text = markdown.Markdown(
+                book, chapter, targets, address, commit or address.branch, parser
+            )
+            notebook = _Notebook(text, commit)
+            notebook.text()
+            title, set_up_cell, *rest = notebook.cells
+            page = f"[The whole chapter]({address.page(chapter.name)})"
+            title["source"] = f"{title['source'].partition(chr(10))[0]}\n\n{page}"
+            first = cells[1:2] or [set_up_cell]
+            is_same = cells and set_up_cell["source"] == first[0]["source"]
+            cells += [title, *([] if is_same else [set_up_cell]), *rest]
+        if cells:
+            own = f"[![Open in Colab]({BADGE})]({address.colab(path)})"
+            book_link = f"[{book.config.get('title', 'The book')}]({address.site})"
+            said = f"# {core.FILES[path]}\n\n{own}\n\nThe core of {book_link}. {LEFT_OUT}"
+            cells.insert(0, {"cell_type": "markdown", "metadata": {}, "source": said})
+            files[f"{path}.ipynb"] = _as_text(cells, path)
+    return files
+
+
+LEFT_OUT = "Cells that are folded hold code of sections that are left out; run them too."
+
+
+def _as_text(cells, name):
+    """Cells as the text of a notebook's file."""
+    import nbformat
+
+    metadata = {
+        "colab": {"provenance": [], "toc_visible": True},
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    for number, cell in enumerate(cells):
+        cell["id"] = f"{re.sub(r'[^a-zA-Z0-9-_]', '-', name)[:50]}-{number}"
+    notebook = nbformat.from_dict(
+        {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+    )
+    nbformat.validate(notebook)
+    return nbformat.writes(notebook) + "\n"
 
 
 class _Notebook:
@@ -98,21 +147,8 @@ class _Notebook:
 
     def text(self):
         """The notebook as the text of a file."""
-        import nbformat
-
         self._read()
-        metadata = {
-            "colab": {"provenance": [], "toc_visible": True},
-            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-            "language_info": {"name": "python"},
-        }
-        for number, cell in enumerate(self.cells):
-            cell["id"] = f"{re.sub(r'[^a-zA-Z0-9-_]', '-', self.chapter.name)[:50]}-{number}"
-        notebook = nbformat.from_dict(
-            {"cells": self.cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
-        )
-        nbformat.validate(notebook)
-        return nbformat.writes(notebook) + "\n"
+        return _as_text(self.cells, self.chapter.name)
 
     def _read(self):
         source = self.chapter.text
