@@ -27,7 +27,7 @@ from trials import WRONG_ANSWERS
 from bookbinder import disk
 from bookbinder.notebook import notebooks, publish
 from bookbinder.progress import Progress
-from bookbinder.read import address
+from bookbinder.read import address, core
 from bookbinder.read.book import Book, Chapter, load
 from bookbinder.run import environments, run_notebook, runs, stale
 from bookbinder.stopping import stoppable
@@ -132,7 +132,9 @@ def again(config):
 def as_in_colab(name, published, colab, machine, twice):
     """The run of a published notebook on a machine that is made for it."""
     text = git(published, "show", f"notebooks:{name}.ipynb")
-    notebook = trials.with_trials(BOOK.chapter(name), nbformat.reads(text, as_version=4))
+    notebook = nbformat.reads(text, as_version=4)
+    if name in PROGRAMS:
+        notebook = trials.with_trials(BOOK.chapter(name), notebook)
     # Each publication has another commit, which the notebook names; and a new exercise changes the
     # numbers of others.
     changing = r"\b[0-9a-f]{40}\b|^#@title .*"
@@ -144,7 +146,7 @@ def as_in_colab(name, published, colab, machine, twice):
     options = (("--restart-at", str(before(name))) if before(name) else ()) + (
         ("--twice",) if twice else ()
     )
-    known = trials.notebook_key(BOOK, BOOK.chapter(name))
+    known = trials.notebook_key(BOOK, BOOK.chapter(name if name in PROGRAMS else "start"))
     key = disk.digest(known, stale.environment(colab), IN_COLAB, *options, *code)
     machine.mkdir()
     git(machine, "clone", "--quiet", "--branch", "notebooks", published.as_uri(), "content")
@@ -306,6 +308,21 @@ def test_a_notebook_runs_and_runs_again(name, reports, request):
     # on which the run depends, where it is installed
     assert name in NEWER or "src/shardlab/__init__.py" in report.read
     assert found["cells"] == before(name) + (1 + (name in again(request.config))) * cells
+
+
+@pytest.mark.parametrize("path", core.TITLES)
+def test_a_path_through_the_core_runs_as_one_notebook(path, published, colab, tmp_path):
+    run = as_in_colab(path, published, colab, tmp_path / "machine", False)
+    with stoppable() as stop:
+        (report,) = runs.run([run], progress=Progress(), stop=stop)
+    found = report.data
+    assert report.ok, (
+        f"cell {found['cell']}: {found['error']}: {found['message']}\n{found['traceback']}"
+    )
+    shown = [stop for stop in core.path(BOOK, path) if "{code-cell}" in stop.text]
+    assert found["cells"] > 2 * len(shown)
+    installed = [package.rpartition("-")[0] for package in found["installed"]]
+    assert installed == ["shardlab"] and not found["removed"]
 
 
 @pytest.mark.parametrize("name", of_notebooks(name for name in PROGRAMS if name not in NEWER))

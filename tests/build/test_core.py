@@ -9,6 +9,7 @@ import textwrap
 import zipfile
 from xml.etree import ElementTree
 
+import nbformat
 import pytest
 import yaml
 from bs4 import BeautifulSoup
@@ -16,6 +17,7 @@ from places import ROOT
 from repository import BOOK
 from tiny_book import TinyBook
 
+from bookbinder.notebook import core as core_chapters
 from bookbinder.page import core as page_of_core
 from bookbinder.read import book as books, core
 
@@ -205,3 +207,48 @@ def test_bridges_are_short_and_plain():
                 said = entry.get(key, "")
                 assert len(said.split()) <= 62, said
                 assert "{" not in re.sub(r"`[^`]*`", "", said) and "](" not in said, said
+
+
+def test_a_notebook_has_the_code_that_its_sections_need_and_no_more():
+    cells = [
+        core_chapters.Cell(code, shown)
+        for code, shown in [
+            ("import jax\nfrom shardlab import emulate\nemulate(8)\n", False),
+            ("def twice(x):\n    return factor * x\n", False),
+            ("factor = 2\n", False),
+            ("unused = twice(3)\n", False),
+            ("for x in range(3):\n    print(x)\n", False),
+            ("table = {}\n", False),
+            ("table[1] = 2\n", False),
+            ("with open('f') as error:\n    pass\n", False),
+            ("if jax:\n    maybe = 1\nelse:\n    maybe = 2\n", False),
+            ("with open('f') as error:\n    print(error)\nprint(twice(1), table, maybe)\n", True),
+            ("after = 1\nemulate(4)\n", False),
+        ]
+    ]
+    assert core_chapters.needed(cells) == {0, 1, 2, 5, 6, 8, 9}
+
+
+def test_variables_of_processes_are_others_than_those_of_the_notebook():
+    cells = [
+        core_chapters.Cell(code, shown)
+        for code, shown in [
+            ("x = 1\n", False),
+            ("%%processes\nx = 2\n", False),
+            ("%%processes 0\nprint(x)\n", True),
+        ]
+    ]
+    assert core_chapters.needed(cells) == {1, 2}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_its_notebook_has_all_its_sections_and_folds_what_is_not_of_them(site, path):
+    notebook = nbformat.read(site.parent / "notebooks" / f"{path}.ipynb", as_version=4)
+    texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    for stop in PATHS[path]:
+        if stop.heading:
+            marks = re.match(r"#+ ", stop.text)[0]
+            assert sum(text.startswith(f"{marks}{stop.heading}") for text in texts) >= 1, stop
+    codes = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert sum("emulate(" in cell.source for cell in codes) >= 5
+    assert not any("{exercise" in text or "Solution of" in text for text in texts)
