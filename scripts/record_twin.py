@@ -45,7 +45,9 @@ def cell(losses):
     texts = [f"{loss:.9f}" for loss in losses]
     rows = [", ".join(texts[i : i + 4]) for i in range(0, len(texts), 4)]
     made = f"{datetime.date.today()}, PyTorch {version('torch').partition('+')[0]}, gloo, CPUs"
-    return f"# recorded by scripts/record_twin.py: {made}\nTWIN = [" + ",\n        ".join(rows) + "]"
+    return (
+        f"# recorded by scripts/record_twin.py: {made}\nTWIN = [" + ",\n        ".join(rows) + "]"
+    )
 
 
 def main(arguments):
@@ -53,9 +55,7 @@ def main(arguments):
     page = PAGE.read_text("utf-8")
     losses = run(PROGRAM.search(page)[1])
     if "--check" in arguments:
-        apart = max(
-            abs(now / then - 1) for now, then in zip(losses, recorded(page), strict=True)
-        )
+        apart = max(abs(now / then - 1) for now, then in zip(losses, recorded(page), strict=True))
         print(f"record_twin: apart by at most {apart:.1g}")
         return int(apart > TOLERANCE)
     PAGE.write_text(LOSSES.sub(lambda _: cell(losses), page), "utf-8")
