@@ -20,8 +20,10 @@ KEY, RAW = jax.random.key(0), jax.random.PRNGKey(0)
 
 def train(draw, w, x, step):
     """A step of SGD, whose loss multiplies by what draw(shape, step) returns."""
+
     def loss(w):
         return jnp.mean(jnp.tanh((x * draw(x.shape, step)) @ w) ** 2)
+
     return w - 0.1 * jax.grad(loss)(w)
 
 
@@ -46,6 +48,7 @@ def carried(shape, step):
 def in_each_device(shape, step):
     def mine(key):
         return jax.random.normal(jax.random.fold_in(key, lax.axis_index("data")), (8, 32))
+
     return jax.shard_map(mine, mesh=GRID, in_specs=P(), out_specs=P("data"))(KEY)
 
 
