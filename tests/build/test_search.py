@@ -182,7 +182,7 @@ FIRST = {
     "coming from pytorch": ["from_torch#"],
     "pytorch": ["from_torch#"],
     "fully_shard": ["from_torch#fsdp2-"],
-    "reshard_after_forward": ["from_torch#fsdp-ddp-"],
+    "reshard_after_forward": ["from_torch#gradients-in-both-worlds-"],
     "StridedShard": ["from_torch#ranks-"],
     "eager": ["from_torch#the-traced-world-"],
     "learning rate does not change": ["from_torch#the-traced-world-"],
