@@ -27,7 +27,7 @@ RULES = [  # the stacked layers have a leading dimension; moments have the same 
     (r"layers/(out|down)", P(None, "tensor", "fsdp")),  # by rows
     (r"unembed", P("fsdp", "tensor")),
     (r"embed", P("tensor", "fsdp")),
-    (r"norm|count", P()),
+    (r"norm|count|position", P()),
 ]
 SCHEDULE = optax.warmup_cosine_decay_schedule(0.0, 3e-3, 10, 1000)
 OPTIMIZER = optax.chain(
@@ -49,11 +49,26 @@ def create():  # each array is drawn by itself, so that a device draws its own s
         for name, shape in layer.items()
     }
     params |= {"norm": jnp.ones(D), "layers": layers | {"norms": jnp.ones((LAYERS, 2, D))}}
-    return {"params": params, "optimizer": OPTIMIZER.init(params)}
+    # the position is the number of rows that the run has read
+    return {"params": params, "optimizer": OPTIMIZER.init(params), "position": jnp.int32(0)}
 
 
 def full(w, spec):  # FSDP: an array is gathered along fsdp where it is used
-    return constrained(w, P(*(None if axis == "fsdp" else axis for axis in spec))).astype(DTYPE)
+    return constrained(w, P(*(None if axis == "fsdp" else axis for axis in spec)))
+
+
+@jax.custom_vjp
+def product(x, w):  # w is in float32, and so is its gradient, before devices add it
+    return x @ w.astype(DTYPE)
+
+
+def product_backward(saved, g):
+    x, w = saved
+    grad = jnp.einsum("...i,...o->io", x, g, preferred_element_type=jnp.float32)
+    return g @ w.astype(DTYPE).T, grad
+
+
+product.defvjp(lambda x, w: (product(x, w), (x, w)), product_backward)
 
 
 def norm(x, scale):
@@ -71,7 +86,8 @@ def rotated(x):  # rotary positions, on [batch, tokens, heads, head]
 
 def attention(x, w):
     query, key, value = (
-        (x @ w[name]).reshape(*x.shape[:2], -1, D // HEADS) for name in ("query", "key", "value")
+        product(x, w[name]).reshape(*x.shape[:2], -1, D // HEADS)
+        for name in ("query", "key", "value")
     )
     query = constrained(rotated(query), P(ROWS, "context", "tensor"))
     # gathered along context
@@ -79,7 +95,7 @@ def attention(x, w):
     mixed = jax.nn.dot_product_attention(
         query, key, value, is_causal=True, implementation=ATTENTION
     )
-    return mixed.reshape(x.shape) @ w["out"]
+    return product(mixed.reshape(x.shape), w["out"])
 
 
 def loss_of(params, tokens, specs):
@@ -93,14 +109,13 @@ def loss_of(params, tokens, specs):
         }
         x = constrained(x + attention(norm(x, layer["norms"][0]), w), P(ROWS, "context"))
         y = norm(x, layer["norms"][1])
-        x = constrained(
-            x + (jax.nn.silu(y @ w["gate"]) * (y @ w["up"])) @ w["down"], P(ROWS, "context")
-        )
-        return x, None
+        y = jax.nn.silu(product(y, w["gate"])) * product(y, w["up"])
+        return constrained(x + product(y, w["down"]), P(ROWS, "context")), None
 
-    x = constrained(full(params["embed"], specs["embed"])[tokens[:, :-1]], P(ROWS, "context"))
+    x = full(params["embed"], specs["embed"])[tokens[:, :-1]].astype(DTYPE)
+    x = constrained(x, P(ROWS, "context"))
     x, _ = jax.lax.scan(block, x, params["layers"])
-    logits = norm(x, params["norm"]) @ full(params["unembed"], specs["unembed"])
+    logits = product(norm(x, params["norm"]), full(params["unembed"], specs["unembed"]))
     logits = constrained(logits, P(ROWS, "context", "tensor")).astype(jnp.float32)
     return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
@@ -120,13 +135,37 @@ def update(state, tokens, specs, micro):
     )
     (loss, grads), _ = jax.lax.scan(add, (jnp.float32(0), zeros), constrained(rows, P(None, ROWS)))
     changes, optimizer = OPTIMIZER.update(grads, state["optimizer"], state["params"])
-    return {"params": optax.apply_updates(state["params"], changes), "optimizer": optimizer}, loss
+    params = optax.apply_updates(state["params"], changes)
+    position = state["position"] + len(tokens)
+    metrics = {"loss": loss, "norm": optax.global_norm(grads)}
+    return {"params": params, "optimizer": optimizer, "position": position}, metrics
 
 
-# put your data here; it depends on the step alone, so that a resumed run reads what it would have
-def batch_of(step):
-    start = np.random.default_rng(step).integers(0, VOCABULARY, (BATCH, 1))
-    return (start + 3 * np.arange(LENGTH + 1)) % VOCABULARY  # counting by threes
+def rows_of(first, end):  # put your data here: rows by their numbers; a resumed run reads on
+    start = [np.random.default_rng(row).integers(0, VOCABULARY, 1) for row in range(first, end)]
+    return (np.array(start) + 3 * np.arange(LENGTH + 1)) % VOCABULARY  # counting by threes
+
+
+def log(step, metrics):
+    names = sorted(metrics, key=lambda name: name != "loss")  # the loss first
+    texts = (f"{name} {metrics[name]:.6f}" for name in names)
+    if jax.process_index() == 0:
+        print(f"step {step}:", *texts, flush=True)
+
+
+def batch_of(first, sharding):  # each process makes its own rows of the batch, and no others
+    mine = [
+        rows[0].indices(BATCH)
+        for rows in sharding.addressable_devices_indices_map((BATCH,)).values()
+    ]
+    local = rows_of(
+        first + min(start for start, *_ in mine), first + max(stop for _, stop, _ in mine)
+    )
+
+    def whole(a):
+        return jax.make_array_from_process_local_data(sharding, a, (BATCH, *a.shape[1:]))
+
+    return jax.tree.map(whole, local)
 
 
 def prepare(sizes, micro=1):
@@ -154,13 +193,18 @@ def main(folder, steps, sizes, report, micro=1):
     manager = ocp.CheckpointManager(Path(folder).absolute(), item_handlers=handler, options=options)
     with jax.set_mesh(mesh), manager:
         if report:
-            print(explain(step_of, goal, jax.device_put(batch_of(0), rows)))
+            print(explain(step_of, goal, batch_of(0, rows)))
         last, state = restore_newest(manager, goal)
         state = state or jax.jit(create, out_shardings=layout)()  # no device ever stores it whole
-        for step in range(last + 1, steps + 1):
-            state, loss = step_of(state, jax.device_put(batch_of(step), rows))
-            print(f"step {step}: loss {loss:.6f}", flush=True)
+        first, before = int(state["position"]), None
+        for number, step in enumerate(range(last + 1, steps + 1)):
+            state, metrics = step_of(state, batch_of(first + number * BATCH, rows))
+            if before:  # reading the metrics of this step would wait for it
+                log(*before)
+            before = step, metrics
             manager.save(step, args=ocp.args.StandardSave(state), force=step == steps)
+        if before:
+            log(*before)
 
 
 if __name__ == "__main__":

@@ -67,20 +67,21 @@ def noise_loss(model, images):
     noise = jax.random.normal(model.noise(), images.shape)
     share = time[:, None, None, None]
     found = model(images * (1 - share) + noise * share, time)
-    return jnp.mean((found - noise) ** 2)
+    return jnp.mean((found - noise) ** 2), {}
 
 
-def images_of(step):
-    """A batch of smooth images."""
-    waves = np.random.default_rng(step).normal(size=(16, 1, 1, 3)) * 3
+def images_of(first, end):
+    """Smooth images by their numbers."""
+    waves = [np.random.default_rng(row).normal(size=(1, 1, 3)) * 3 for row in range(first, end)]
+    waves = np.array(waves)
     grid = np.linspace(0, 1, 8)
     return np.sin(waves * (grid[:, None, None] + grid[:, None])).astype(np.float32)
 
 
 def unet(folder, steps):
-    """train.py with another model: four names of its top are replaced."""
+    """train.py with another model: five names of its top are replaced."""
     train.new = lambda: UNet(nnx.Rngs(params=0, noise=1))
-    train.loss_of, train.batch_of = noise_loss, images_of
+    train.loss_of, train.rows_of, train.BATCH = noise_loss, images_of, 16
     train.RULES = [
         (r"(first|mix|halve)/kernel", P(None, None, None, "data")),
         (r"double/kernel", P(None, None, "data")),

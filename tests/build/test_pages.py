@@ -177,7 +177,7 @@ def test_a_chapter_says_where_it_stands(site, built, book):
                     f"path {title}: {book.paths[title].index(name) + 1} of {len(book.paths[title])}"
                     in text
                 )
-    assert built[site / "using.html"].select_one("#using-paths") and len(book.paths) == 6
+    assert built[site / "using.html"].select_one("#using-paths") and len(book.paths) == 7
 
 
 def test_the_list_of_chapters_marks_the_page(site, built, book):

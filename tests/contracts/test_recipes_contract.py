@@ -40,16 +40,18 @@ def mean_loss(w, batch):
 
 @contract(
     "recipes", "accumulated", draws=25,
-    rows=[0, 1, 12, 15], parts=[1, 2, 3, 4, 5], kind=["normal", "zeros", "tiny", "nan"],
+    rows=[0, 1, 12, 15, 24], parts=[1, 2, 3, 4, 5], groups=[1, 2, 3],
+    kind=["normal", "zeros", "tiny", "nan"],
 )  # fmt: skip
-def test_accumulated(accumulated, rows, parts, kind):
-    """`accumulated` takes a loss that is a mean over the rows of a batch, and a number of parts
-    that divides the rows.
+def test_accumulated(accumulated, rows, parts, groups, kind):
+    """`accumulated` takes a loss that is a mean over the rows of a batch, a number of parts, and a
+    number of groups; parts times groups divides the rows.
     """
     w = {"a": values("normal", (3, 2), seed=1), "b": values("normal", (2,), seed=2)}
     batch = values(kind, (rows, 3)), values("normal", (rows, 2), seed=3)
-    with refusal(not rows or rows % parts, rows, parts):
-        found = jitted(bound(accumulated, loss=mean_loss, parts=parts))(params=w, batch=batch)
+    with refusal(not rows or rows % (parts * groups), rows, parts):
+        given = bound(accumulated, loss=mean_loss, parts=parts, groups=groups)
+        found = jitted(given)(params=w, batch=batch)
         close(found, jax.grad(mean_loss)(w, batch), 1e-5)
 
 

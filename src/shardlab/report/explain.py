@@ -28,7 +28,7 @@ from shardlab.programs import collectives, kernels
 from shardlab.programs.hlo import promised
 from shardlab.programs.inherited import inherited_axes
 from shardlab.programs.varying import are_checked, mismatches
-from shardlab.report import calls, findings, storage
+from shardlab.report import calls, captured, findings, storage
 from shardlab.report.judgement import judge
 from shardlab.report.moves import Move, summed
 from shardlab.report.names import own_names, renamed, wrapper_of
@@ -144,6 +144,8 @@ def explain(
         declared[kernel] = size or declared.get(kernel, size)
     if jaxpr is not None:
         found += findings.of_varying(mismatches(jaxpr), _name(f) if wrapper == "pmap" else "")
+        if located.origins.is_differentiated:
+            found += captured.of_fixed_keys(jaxpr)
     repeats, trained = judgement.repeats, judgement.forward
     inheritance = program.inheritance
     tensor = inheritance.tensor if inheritance is not None else ()

@@ -84,7 +84,8 @@ class Finding:
 # The titles of findings, what costs most or is wrong first.
 _HARM = (
     "replicated but different", "gradients not summed", "added over samples", "added twice",
-    "same noise", "decided by each device", "indices into other shards", "mean of quotients",
+    "same noise", "fixed key", "decided by each device", "indices into other shards",
+    "mean of quotients",
     "constraint without an axis", "constraint with an axis too many", "heads split",
     "axis on two dimensions", "axes swapped",
     "order of axes", "gathered by in_specs",
