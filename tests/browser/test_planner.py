@@ -455,6 +455,7 @@ def test_the_first_screen_has_the_question_and_the_answer(visit):
     [
         "#planner?model=llama-3-70b&chip=v5p&chips=256&batch=1048576&remat=mlp&reserve=20",
         "#planner?model=mixtral-8x7b&chip=H100&chips=32&batch=1048576&sequence=2048&products=fp8",
+        "#planner?model=llama-3-70b&chip=H100&chips=64&batch=2097152&remat=none&products=fp8",
         "#planner?model=mixtral-8x7b&chip=H100&chips=32&batch=1048576&dispatch=node&overlap=expert",
         "#planner?model=own&chip=A100&chips=16&layers=16&batch=262144&experts=8&experts_per_token=2",
         "#planner?model=llama-3-8b&chip=v6e&chips=128&slices=2&batch=1048576",
