@@ -636,6 +636,7 @@ def test_a_configuration_is_pasted_or_chosen(visit, tmp_path):
 
 def test_speed_and_latency_are_drawn_against_the_batch(visit):
     page = visit("#planner?chips=16&batch=1048576")
+    page.locator(".planner-plots").evaluate("(box) => box.scrollIntoView()")  # drawn when seen
     figures = page.locator(".planner-plots figure")
     figures.nth(1).wait_for()
     assert figures.count() == 2
