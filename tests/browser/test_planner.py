@@ -321,6 +321,18 @@ CONFIGS = [
     DENSE
     | LATENT
     | {"model_type": "deepseek_v3", "tie_word_embeddings": False, "num_key_value_heads": 32},
+    *(DENSE | {"model_type": kind, "tie_word_embeddings": False} for kind in ("olmo2", "granite")),
+    DENSE | {"model_type": "granite", "tie_word_embeddings": True},
+    DENSE | {"model_type": "seed_oss", "head_dim": 128, "num_attention_heads": 40},
+    DENSE
+    | {"model_type": "minimax_m2", "num_local_experts": 256, "num_experts_per_tok": 8}
+    | {"head_dim": 128, "tie_word_embeddings": False},
+    {
+        name: size
+        for name, size in (DENSE | LATENT).items()
+        if "rank" not in name and "qk" not in name
+    }
+    | {"model_type": "glm4_moe", "head_dim": 128, "tie_word_embeddings": False},
 ]
 
 
