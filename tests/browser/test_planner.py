@@ -321,6 +321,18 @@ CONFIGS = [
     DENSE
     | LATENT
     | {"model_type": "deepseek_v3", "tie_word_embeddings": False, "num_key_value_heads": 32},
+    *(DENSE | {"model_type": kind, "tie_word_embeddings": False} for kind in ("olmo2", "granite")),
+    DENSE | {"model_type": "granite", "tie_word_embeddings": True},
+    DENSE | {"model_type": "seed_oss", "head_dim": 128, "num_attention_heads": 40},
+    DENSE
+    | {"model_type": "minimax_m2", "num_local_experts": 256, "num_experts_per_tok": 8}
+    | {"head_dim": 128, "tie_word_embeddings": False},
+    {
+        name: size
+        for name, size in (DENSE | LATENT).items()
+        if "rank" not in name and "qk" not in name
+    }
+    | {"model_type": "glm4_moe", "head_dim": 128, "tie_word_embeddings": False},
 ]
 
 
@@ -455,6 +467,7 @@ def test_the_first_screen_has_the_question_and_the_answer(visit):
     [
         "#planner?model=llama-3-70b&chip=v5p&chips=256&batch=1048576&remat=mlp&reserve=20",
         "#planner?model=mixtral-8x7b&chip=H100&chips=32&batch=1048576&sequence=2048&products=fp8",
+        "#planner?model=llama-3-70b&chip=H100&chips=64&batch=2097152&remat=none&products=fp8",
         "#planner?model=mixtral-8x7b&chip=H100&chips=32&batch=1048576&dispatch=node&overlap=expert",
         "#planner?model=own&chip=A100&chips=16&layers=16&batch=262144&experts=8&experts_per_token=2",
         "#planner?model=llama-3-8b&chip=v6e&chips=128&slices=2&batch=1048576",
@@ -635,6 +648,7 @@ def test_a_configuration_is_pasted_or_chosen(visit, tmp_path):
 
 def test_speed_and_latency_are_drawn_against_the_batch(visit):
     page = visit("#planner?chips=16&batch=1048576")
+    page.locator(".planner-plots").evaluate("(box) => box.scrollIntoView()")  # drawn when seen
     figures = page.locator(".planner-plots figure")
     figures.nth(1).wait_for()
     assert figures.count() == 2

@@ -245,6 +245,9 @@ function memoryOf(model, counted, given) {
   const longer = stages > 1 && micro > 1 ? 1 + (pipeline - 1) / (pipeline * stages) : 1; // in an interleaved schedule
   const keeping = min(micro, pipeline) * longer * layers / pipeline; // layers whose activations are kept
   const { recomputes, keeps, hosts } = explorer.data.remat[remat];
+  // TransformerEngine keeps the inputs of fp8 products in fp8
+  const narrow = given.products === "fp8" && remat === "none" && !explorer.data.chips[given.chip].torus.length;
+  const kept = narrow ? [3, 2.5, 2, model.gated ? 1.25 : 1.5] : keeps;
   const once = min(wide, 2); // wider parameters are cast before they are gathered
   const whole = (gathers === 1 ? (once + gradient) * layers / pipeline : 2 * once) * counted.gathered(expert);
   return [{ // activations in bf16, logits in f32
@@ -252,7 +255,7 @@ function memoryOf(model, counted, given) {
     gradients: gradient * held,
     moments: 2 * moment * held,
     ...(master ? { "master weights": master * held } : {}),
-    activations: 2 * tokens * (keeping * width(keeps) + min(keeping, 2) * width(hosts)) / tensor,
+    activations: 2 * tokens * (keeping * width(kept) + min(keeping, 2) * width(hosts)) / tensor,
     working: 2 * tokens * (recomputes.length ? width(explorer.data.remat.none.keeps) : 0) / tensor,
     gathered: shards > tensor * expert ? whole / tensor : 0,
     logits: 4 * tokens * vocab / tensor,

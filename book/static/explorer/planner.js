@@ -134,7 +134,18 @@ const named = ({ mesh }) => explorer.data.order.filter((axis) => mesh[axis] > 1)
 // Tokens per second and chip and the days for so many tokens, of a step that takes so long.
 const rates = (asked, seconds, tokens) => ({ speed: asked.batch / seconds / asked.chips, days: tokens / (asked.batch / seconds) / 86400 });
 
-// Both lines against the batch, drawn one batch after another, so that the page stays quick.
+// Both lines against the batch, from when they are to be seen, each batch in a task of its own when the page is idle.
+const idly = window.requestIdleCallback || ((work) => setTimeout(work, 50)); // Safari has none
+let watching;
+function seen(box, work) {
+  watching?.disconnect();
+  watching = new IntersectionObserver((marks, observer) => {
+    if (!marks.some((mark) => mark.isIntersecting)) return;
+    observer.disconnect();
+    work();
+  }, { rootMargin: "200px" });
+  watching.observe(box);
+}
 let turn = 0;
 function against(box, asked, spread) {
   const mine = ++turn;
@@ -145,7 +156,7 @@ function against(box, asked, spread) {
     const batch = batches.shift();
     const [best] = batch ? planned({ ...asked, batch }, batch === asked.batch).choices || [] : [];
     if (best) found.push([batch, best]);
-    if (batch) return void setTimeout(next);
+    if (batch) return void idly(next);
     const points = (of) => found.map(([n, one]) => [n, of(n, one.expected_seconds), one.fits, n === asked.batch]);
     if (found.length > 1) {
       box.replaceChildren(
@@ -153,7 +164,7 @@ function against(box, asked, spread) {
         plot("Time of a step", "tokens in a batch", points((n, seconds) => seconds), spread, seconds, short));
     }
   };
-  setTimeout(next, 150);
+  seen(box, () => idly(next));
 }
 
 function train(form) {

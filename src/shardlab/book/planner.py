@@ -54,7 +54,10 @@ OPTIONAL = (
 )
 # What the page reads of a config.json of these types; `shardlab.models.from_config` reads more of
 # them.
-TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3")
+TYPES = (
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3", "glm4_moe",
+    "granite", "minimax_m2", "olmo2", "seed_oss",
+)  # fmt: skip
 KEYS = {
     "layers": ["num_hidden_layers"],
     "d_model": ["hidden_size"],

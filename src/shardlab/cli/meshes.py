@@ -49,8 +49,13 @@ def add_arguments(command):
     command.add_argument(
         "model", help=f"{', '.join(models.MODELS)}; a config.json; or sizes: {sizes}"
     )
-    command.add_argument("chip", help=", ".join(hardware.CHIPS))
-    command.add_argument("chips", type=_number, help="how many chips")
+    command.add_argument(
+        "chip",
+        help=f"{', '.join(hardware.CHIPS)}; RTX 3090, RTX 4090, RTX 5090, L4, A10G; or v5p-256",
+    )
+    command.add_argument(
+        "chips", type=_number, nargs="?", help="how many chips; after v5p-256 they are known"
+    )
     command.add_argument(
         "--batch-tokens",
         type=_number,
@@ -190,6 +195,7 @@ def _run(options):
     if options.top < 1:
         raise ValueError(f"--top is {options.top}; use a whole number of at least 1")
     _refuse_ignored(options)
+    _understand_slice(options)
     if options.serve:
         return serve.run(options)
 
@@ -263,6 +269,21 @@ def _run(options):
             file=sys.stderr,
         )
     return 0 if fitting else 1
+
+
+def _understand_slice(options):
+    """Take a slice in Google's names, such as v5p-256, for its chips, with a note."""
+    found = hardware.slice_of(options.chip)
+    if found and options.chips in (None, found[1]):
+        kind, chips = found
+        cores = ", as Google's name counts cores, two of each chip" if kind in ("v4", "v5p") else ""
+        print(
+            f"{options.chip} is {chips:,} chips of {kind}{cores}.",
+            file=sys.stderr if options.json else sys.stdout,
+        )
+        options.chip, options.chips = found
+    if options.chips is None:
+        raise ValueError(f"how many {options.chip}? Give a number after it, such as 8")
 
 
 def _text(proposal, options, planned):

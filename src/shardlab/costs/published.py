@@ -43,7 +43,8 @@ class Run:
       seconds: measured, for a step.
       source: where it is published.
       fit: whether `shardlab.costs.FITTED` is fitted to it; otherwise it tests that.
-      over: why it ran, if its memory by formula is more than its chips have; else empty.
+      over: why it ran, if its memory by formula is more than its chips have without the reserve of
+        a tenth; else empty.
       axes: of a mesh, that its framework had; none if it had all of them.
       how: further arguments of `shardlab.costs.step_cost`.
     """

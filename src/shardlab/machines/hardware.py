@@ -225,6 +225,22 @@ class Chip:
 #   [NCCL] https://github.com/NVIDIA/nccl, hwLatencies of ncclTunerConstantsDefaults: a hop of a
 #          ring with the protocol for small messages (LL) takes 0.6 us on NVLink and 2.7 us on a
 #          network. NCCL counts 6.6 us besides for each call, which are not counted here.
+# Cards that people own or rent singly, looked up on 2026-11-29. All are on PCIe without NVLink;
+# where a driver lets no card read another's memory (RTX 4090 and 5090), what is sent goes over the
+# host's, and takes longer than this. Nodes and networks are the builder's choice: here eight cards,
+# as AWS has of A10G and L4, with 100 Gbit/s together. Products in bf16 add up in f32, at half the
+# rate of the larger numbers that are stated for GeForce cards.
+#   [GA102] NVIDIA Ampere GA102 GPU Architecture, whitepaper, appendix A: RTX 3090: 71 TFLOP/s bf16,
+#          284 int8; 24 GB, 936 GB/s; PCIe 4.0
+#   [AD102] NVIDIA Ada GPU Architecture, whitepaper, appendix A: RTX 4090: 165.2 TFLOP/s bf16, 330.3
+#          fp8, 660.6 int8; 24 GB, 1008 GB/s; PCIe 4.0
+#   [GB202] NVIDIA RTX Blackwell GPU Architecture, whitepaper, appendix A: RTX 5090: 209.5 TFLOP/s
+#          bf16, 419 fp8, 838 int8, 1676 fp4; 32 GB, 1792 GB/s; PCIe 5.0
+#   [L4] https://www.nvidia.com/en-us/data-center/l4/: with sparsity 242 TFLOP/s bf16, 485 fp8 and
+#          int8; 24 GB, 300 GB/s; PCIe 4.0 x16
+#   [A10G] NVIDIA A10G, data sheet by NVIDIA and AWS, 2022-02: 70 TFLOP/s bf16, 140 int8; 24 GB, 600
+#          GB/s; PCIe 4.0
+# A T4 has 65 TFLOP/s fp16 but multiplies no bf16, which all here assume, so it is refused.
 _TPU = {"link_seconds": 1e-6, "network_seconds": 25e-6}  # [SB], [DCN]
 _GPU = {"link_seconds": 0.6e-6, "network_seconds": 2.7e-6}  # [NCCL]
 CHIPS = {
@@ -283,6 +299,22 @@ CHIPS = {
         Chip("MI355X", {"bf16": 2500e12, "fp8": 5000e12, "int8": 5000e12, "fp4": 10.1e15}, 288e9,
              8000e9, 535.5e9, torus=(), node_chips=8, network_bytes_per_second=50e9,
              host_bytes_per_second=64e9, peers=7, **_GPU),  # [MI355X]; latencies as [NCCL]
+    )
+}  # fmt: skip
+_CARD = dict(torus=(), node_chips=8, network_bytes_per_second=1.5625e9, **_GPU)
+_CARDS = {
+    card.name: card
+    for card in (
+        Chip("RTX 3090", {"bf16": 71e12, "int8": 284e12}, 24e9, 936e9, 32e9,
+             host_bytes_per_second=32e9, **_CARD),  # [GA102], [NCCL]
+        Chip("RTX 4090", {"bf16": 165.2e12, "fp8": 330.3e12, "int8": 660.6e12}, 24e9, 1008e9, 32e9,
+             host_bytes_per_second=32e9, **_CARD),  # [AD102], [NCCL]
+        Chip("RTX 5090", {"bf16": 209.5e12, "fp8": 419e12, "int8": 838e12, "fp4": 1676e12}, 32e9,
+             1792e9, 64e9, host_bytes_per_second=64e9, **_CARD),  # [GB202], [NCCL]
+        Chip("L4", {"bf16": 121e12, "fp8": 242.5e12, "int8": 242.5e12}, 24e9, 300e9, 32e9,
+             host_bytes_per_second=32e9, **_CARD),  # [L4], [NCCL]
+        Chip("A10G", {"bf16": 70e12, "int8": 140e12}, 24e9, 600e9, 32e9,
+             host_bytes_per_second=32e9, **_CARD),  # [A10G], [NCCL]
     )
 }  # fmt: skip
 
@@ -355,39 +387,61 @@ def chip(name: str | Chip) -> Chip:
     95000000000.0
 
     Args:
-      name: one of `CHIPS`, in upper or lower case, or a `Chip`, which is returned as it is.
+      name: one of `CHIPS`, in upper or lower case; a card that people own: "RTX 3090", "RTX 4090",
+        "RTX 5090", "L4" or "A10G", also as "4090"; or a `Chip`, which is returned as it is.
 
     Raises:
       ValueError: there is no such chip; the message lists the known ones.
     """
     if isinstance(name, Chip):
         return name
-    name = next((key for key in CHIPS if key.lower() == str(name).lower()), name)
-    if name not in CHIPS:
-        known = ", ".join(CHIPS)
+    every = CHIPS | _CARDS
+    brief = _brief(name)
+    name = next((key for key in every if _brief(key) == brief), name)
+    if name not in every:
+        known = ", ".join(every)
         raise ValueError(
             f"no chip is called {name!r}; known are {known}, or pass your own "
             f"Chip{_near(str(name))}"
         )
-    return CHIPS[name]
+    return every[name]
 
 
 # Google's names of slices: of v4 and v5p they count TensorCores, two of each chip; of the others
 # chips. Source: https://docs.cloud.google.com/tpu/docs/v4 and /v5p; [v5e], [v6e] above.
 _SLICE = re.compile(r"(v4|v5p|v5e|v5litepod|v6e)-([0-9]{1,6})", re.IGNORECASE)
 # cards that others of similar names must not stand for
-_OTHER_CARD = re.compile(r"(a|l|t|v|p)(2|4|10g?|16|30|40|100)|(nvidia )?(rtx|gtx|geforce).*", re.I)
+_OTHER_CARD = re.compile(r"(a|l|t|v|p|mi)\d{1,3}[a-z]?|(gtx|rtx)?(\d{4})(ti|super|d|laptop)*")
+
+
+def _brief(name):
+    """A chip's name without its maker's words, spaces and capitals."""
+    name = re.sub(r"\b(nvidia|geforce|amd|instinct|tesla)\b|[\s_]", "", str(name).lower())
+    return re.sub(r"^rtx-?(?=\d{4})", "", name)
+
+
+def slice_of(name: str) -> tuple[str, int] | None:
+    """The chip and the number of chips of a slice in Google's names, such as "v5p-256", whose 256
+    are cores, two of each chip; None for other names, and for odd numbers of cores.
+    """
+    found = _SLICE.fullmatch(str(name))
+    if not found:
+        return None
+    kind, many = found[1].lower().replace("v5litepod", "v5e"), int(found[2])
+    each = 2 if kind in ("v4", "v5p") else 1
+    return (kind, many // each) if many and many % each == 0 else None
 
 
 def _near(name):
     """What a name that no chip has may mean: a slice in Google's names, or the nearest chip."""
-    if found := _SLICE.fullmatch(name):
-        kind, many = found[1].lower().replace("v5litepod", "v5e"), int(found[2])
-        cores = kind in ("v4", "v5p")
-        counts = f"counts {many} cores, two of each chip" if cores else f"has {many} chips"
-        if not cores or (many and many % 2 == 0):
-            return f"; {name} {counts}: write {kind} {many // 2 if cores else many}"
-    if _OTHER_CARD.fullmatch(name):
+    if found := slice_of(name):
+        kind, chips = found
+        many = int(name.rpartition("-")[2])
+        counts = f"has {many} chips" if many == chips else f"counts {many} cores, two of each chip"
+        return f"; {name} {counts}: write {kind} {chips}"
+    if _brief(name) == "t4":
+        return "; a T4 multiplies no bf16, which every plan assumes"
+    if _OTHER_CARD.fullmatch(_brief(name)):
         return f"; {name} is another card, whose numbers are not known here"
     return nearest(name, CHIPS)
 
@@ -554,8 +608,9 @@ def machine(
     ('v5p:8x8x8', 'h100:8x8', (False, False))
 
     Args:
-      name: one of `CHIPS`, or with its shape, such as "v5p:8x8x8" or, for 2 nodes of 8, "h100:2x8";
-        a `Chip`; or a `Machine`, which is returned as it is.
+      name: as for `chip`, or with its shape, such as "v5p:8x8x8" or, for 2 nodes of 8, "h100:2x8";
+        a slice in Google's names, such as "v5p-256", which has 128 chips; a `Chip`; or a `Machine`,
+        which is returned as it is.
       chips: how many, in all slices together.
       slices: over how many slices of a TPU they are spread evenly; by default 1. Of GPUs, how many
         nodes.
@@ -589,6 +644,8 @@ def machine(
                     f"{kind.name}:{sizes} is no shape; write nodes x GPUs, such as h100:2x8"
                 )
             slices, shape = shape[0], shape[1:]
+    if isinstance(name, str) and (found := slice_of(name)) and chips in (None, found[1]):
+        name, chips = found
     kind = chip(name)
     if not 0 <= reserve < 1:
         raise ValueError(

@@ -373,7 +373,9 @@ _CONFIG = {  # what Hugging Face's configurations call each size
 
 @dataclass(frozen=True)
 class _Type:
-    """What a `model_type` has where its configuration does not say, as in transformers 4.57.1."""
+    """What a `model_type` has where its configuration does not say, as in transformers 4.57.1,
+    or of younger types at 008e574.
+    """
 
     tied: bool = False
     gated: bool = True
@@ -395,6 +397,8 @@ _TYPES = {
         sizes={"head_dim": 256, "heads": 8, "kv_heads": 4, "vocab": 262_208},
         local="pattern",
     ),
+    "glm4_moe": _Type(sizes={"head_dim": 128}),
+    "granite": _Type(),
     "gpt2": _Type(tied=True, gated=False),
     "gpt_bigcode": _Type(tied=True, gated=False),
     "gpt_neox": _Type(gated=False),
@@ -403,6 +407,7 @@ _TYPES = {
     "kimi_k2": _Type(),
     "llama": _Type(),
     "llama4_text": _Type(sizes={"head_dim": 128}, local="fourth"),
+    "minimax_m2": _Type(sizes={"head_dim": 128}),
     "mistral": _Type(local="all"),
     "mixtral": _Type(local="all"),
     "mpt": _Type(tied=True, gated=False),
@@ -416,10 +421,30 @@ _TYPES = {
     "qwen2_moe": _Type(local="upper"),
     "qwen3": _Type(sizes={"head_dim": 128}, local="upper"),
     "qwen3_moe": _Type(local="upper"),
+    "seed_oss": _Type(sizes={"head_dim": 128}),
     "starcoder2": _Type(tied=True, gated=False, local="all"),
 }
 # whose language model may have no type of its own
-_WITH_PICTURES = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
+_WITH_PICTURES = {
+    "gemma3": "gemma3_text",
+    "llama4": "llama4_text",
+    "qwen2_vl": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen3_vl": "qwen3",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
+    "qwen3_vl_moe_text": "qwen3_moe",
+}
+# Models whose attention or layers are counted by no formula here, and what to do instead.
+_UNCOUNTED = {
+    "deepseek_v32": "selects tokens for attention with an indexer; write deepseek_v3 for a plan "
+    "with all of them and without the indexer",
+    "gemma4": "has layers whose heads have two widths, and embeddings of its own for each layer; "
+    "give the sizes that come nearest, such as layers=32,d_model=4096",
+}
+_UNCOUNTED["gemma4_text"] = _UNCOUNTED["gemma4"]
 # Their layers are not all attention and an MLP, so that nothing here counts them.
 _HYBRID = (
     "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "lfm2", "mamba", "mamba2",
@@ -443,7 +468,7 @@ def from_config(config: str | Path | Mapping) -> Model:
         what a size is that it does not name; without one it is read like Llama's.
 
     Returns:
-      A `Model`. Biases and learned positions are not counted.
+      A `Model`. Biases and learned positions are not counted, and neither is what sees pictures.
 
     Raises:
       ValueError: it is no JSON, its `model_type` is not understood, or a size is missing or no such
@@ -495,6 +520,11 @@ def from_config(config: str | Path | Mapping) -> Model:
     return Model(**sizes, gated=known.gated, tied=tied, name=plain(name.split("/")[-1], 80))
 
 
+def _family(kind):
+    """The name before the version of a `model_type`."""
+    return re.match(r"[a-z]*", kind.lower())[0]
+
+
 def _type_of(config):
     """(the `model_type` of a configuration, what is known of it)."""
     kind = config.get("model_type")
@@ -509,9 +539,13 @@ def _type_of(config):
             "state-space model, which are not counted here; give a model whose layers are "
             "all attention and an MLP, or experts"
         )
+    if kind in _UNCOUNTED:
+        raise ValueError(f"model_type {kind!r} {_UNCOUNTED[kind]}")
     if kind not in _TYPES:
+        # another version of a model is not what was meant
+        others = [known for known in _TYPES if _family(known) != _family(kind)]
         raise ValueError(
-            f"model_type {short(kind)} is not understood{nearest(kind, _TYPES)}; give the "
+            f"model_type {short(kind)} is not understood{nearest(kind, others)}; give the "
             "sizes instead, such as layers=32,d_model=4096, or leave model_type out for "
             "layers like Llama's"
         )

@@ -108,6 +108,23 @@ def test_a_wrong_layout_is_refused(refused, arguments, said):
 CHIPS = ("plan", "llama-3-8b", "v5p", "64", "--batch-tokens", "1M")
 
 
+def test_a_slice_in_googles_names_is_planned_with_a_note(run):
+    batch = ("--batch-tokens", "1M", "--remat", "block")
+    _, plain, _ = run("plan", "llama-3-8b", "v5p", "64", *batch)
+    status, out, _ = run("plan", "llama-3-8b", "v5p-128", *batch)
+    note, _, plans = out.partition("\n")
+    assert (status, plans) == (0, plain)
+    assert note == "v5p-128 is 64 chips of v5p, as Google's name counts cores, two of each chip."
+    _, told, err = run("plan", "llama-3-8b", "v5p-128", "64", *batch, "--json")
+    assert json.loads(told) and note in err
+
+
+def test_a_plan_needs_a_number_of_chips(refused):
+    assert "how many v5p? Give a number after it" in refused("plan", "llama-3-8b", "v5p")
+    said = refused("plan", "llama-3-8b", "v5p-256", "256")
+    assert "counts 256 cores, two of each chip: write v5p 128" in said
+
+
 def test_a_plan_is_that_of_the_planner(run):
     made = plan("llama-3-8b", "v5p", 64, 1048576)
     asked = (*CHIPS, "--top", "3", "--remat", "block")

@@ -85,6 +85,31 @@ def test_machines_that_do_not_exist_are_refused_with_the_nearest(asked, how, say
         machine(*asked, **how)
 
 
+@pytest.mark.parametrize(
+    ("names", "known"),
+    [
+        (("RTX 3090", "rtx3090", "3090", "GeForce RTX 3090", "rtx-3090"), "RTX 3090"),
+        (("NVIDIA GeForce RTX 4090", "4090"), "RTX 4090"),
+        (("l4", "NVIDIA L4"), "L4"),
+        (("a10g", "NVIDIA A10G"), "A10G"),
+        (("nvidia h100", "H100"), "H100"),
+    ],
+)
+def test_a_card_is_known_by_the_names_that_its_owner_uses(names, known):
+    assert {chip(name).name for name in names} == {known}
+    assert machine(f"{known}:1x4").name == machine(known, 4).name
+
+
+def test_a_slice_in_googles_names_is_its_chips():
+    for name, chips in (("v5p-256", 128), ("v4-8", 4), ("v5litepod-16", 16), ("v6e-64", 64)):
+        kind = name.partition("-")[0].replace("v5litepod", "v5e")
+        assert machine(name) == machine(name, chips) == machine(kind, chips)
+    with pytest.raises(ValueError, match="counts 256 cores, two of each chip: write v5p 128"):
+        machine("v5p-256", 256)
+    with pytest.raises(ValueError, match="no chip is called 'v5p-255'"):
+        machine("v5p-255")
+
+
 def test_what_a_message_proposes_exists():
     for name in CHIPS:
         for chips in (3, 5, 7, 11, 23, 100, 3000):

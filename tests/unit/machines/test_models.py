@@ -151,6 +151,18 @@ def test_configurations_are_read_with_the_keys_that_their_owners_write():
     )
 
 
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
+def test_a_model_that_sees_pictures_is_read_with_or_without_a_table_of_its_text(kind):
+    plain = {"qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}.get(kind, "qwen2")
+    config = next(
+        entry["config"] for entry in PUBLISHED.values() if entry["config"]["model_type"] == plain
+    )
+    flat = models.from_config(config | {"model_type": kind, "vision_config": {"depth": 32}})
+    text = {**config, "model_type": f"{kind}_text"}
+    inner = models.from_config({"model_type": kind, "text_config": text})
+    assert flat == inner == models.from_config(config)
+
+
 def test_every_type_that_is_understood_is_tested_on_a_published_model():
     tested = {
         entry["config"].get("text_config", entry["config"])["model_type"]
@@ -166,7 +178,11 @@ def test_every_type_that_is_understood_is_tested_on_a_published_model():
         ("mamba2", "'mamba2' has layers without attention"),
         ("nemotron_h", "'nemotron_h' has layers without attention"),
         ("qwen3_next", "'qwen3_next' has layers without attention"),
-        ("qwen4", "model_type 'qwen4' is not understood.*qwen3"),
+        ("qwen4", "model_type 'qwen4' is not understood; give the sizes"),
+        ("gwen3", "model_type 'gwen3' is not understood; did you mean 'qwen2'|'qwen3'"),
+        ("gemma4", "'gemma4' has layers whose heads have two widths"),
+        ("gemma4_text", "'gemma4_text' has layers whose heads have two widths"),
+        ("deepseek_v32", "'deepseek_v32' selects tokens.*write deepseek_v3 for a plan"),
         ("bert", "model_type 'bert' is not understood"),
         (3, "model_type is 3; write a name"),
         (["llama"], "model_type is .*; write a name"),

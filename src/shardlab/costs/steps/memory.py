@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardlab._arguments import Numbers, amount
-from shardlab.costs.dtypes import dtype_bytes
+from shardlab._arguments import Numbers, amount, one_of
+from shardlab.costs.dtypes import BYTES, dtype_bytes
 from shardlab.costs.setting import Dtypes
 from shardlab.costs.steps.parallelism import Parallelism, check_split
 from shardlab.costs.steps.remat import REMAT, Remat, remat_of
@@ -177,6 +177,7 @@ def training_memory(
     activations: str | None = "bf16",
     logits: str | None = "f32",
     gathers: int = 2,
+    products: str = "bf16",
 ) -> Memory:
     """The memory of each chip in a training step with Adam.
 
@@ -199,6 +200,8 @@ def training_memory(
         higher precision.
       gathers: as for `step_cost`; with 1, the gathered parameters and gradients of all layers are
         held at once.
+      products: the dtype of the layers' products. With "fp8" and nothing rematerialised their
+        inputs are kept in fp8, as TransformerEngine does on GPUs.
 
     Returns:
       `Memory`, of the first stage of a pipeline: it keeps the activations of as many micro-batches
@@ -212,10 +215,11 @@ def training_memory(
     """
     dtypes = Dtypes(parameters, gradients, moments, master, activations, logits)
     batch_tokens = amount("batch_tokens", batch_tokens)
-    return memory_of(model, parallelism, batch_tokens, remat_of(remat), dtypes, gathers)
+    narrow = one_of("products", products, tuple(BYTES)) == "fp8"
+    return memory_of(model, parallelism, batch_tokens, remat_of(remat), dtypes, gathers, narrow)
 
 
-def memory_of(model, parallelism, batch_tokens, remat, dtypes, gathers):
+def memory_of(model, parallelism, batch_tokens, remat, dtypes, gathers, narrow):
     """What `training_memory` gives, with the remat as a `Remat` and all `Dtypes` together."""
     check_split(model, parallelism.tensor)
     tensor, pipeline, expert, context = (
@@ -252,7 +256,10 @@ def memory_of(model, parallelism, batch_tokens, remat, dtypes, gathers):
     layers = at_once * model.layers / pipeline  # whose activations are kept
     kept, offloaded = (
         size["activations"] * tokens * width / tensor
-        for width in (remat.kept_width(model), remat.host_width(model))
+        for width in (
+            remat.narrow_width(model) if narrow else remat.kept_width(model),
+            remat.host_width(model),
+        )
     )
     return Memory(
         parameter_bytes=size["parameters"] * parameters_here,

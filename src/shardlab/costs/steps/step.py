@@ -212,8 +212,9 @@ def cost_on(setting, parallelism):
     setting.check()
     check_layers(setting.model, parallelism)
     model, chip, remat = setting.model, setting.chip, setting.remat
+    narrow = setting.products == "fp8" and not chip.torus
     memory = memory_of(
-        model, parallelism, setting.batch_tokens, remat, setting.dtypes, setting.gathers
+        model, parallelism, setting.batch_tokens, remat, setting.dtypes, setting.gathers, narrow
     )
     bytes_of = setting.dtypes.sizes
     tensor, pipeline, context = (
