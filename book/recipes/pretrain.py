@@ -54,21 +54,27 @@ def create():  # each array is drawn by itself, so that a device draws its own s
 
 
 def full(w, spec):  # FSDP: an array is gathered along fsdp where it is used
-    return constrained(w, P(*(None if axis == "fsdp" else axis for axis in spec)))
+    return constrained(w, P(*(None if axis == "fsdp" else axis for axis in spec))).astype(DTYPE)
 
 
-@jax.custom_vjp
-def product(x, w):  # w is in float32, and so is its gradient, before devices add it
-    return x @ w.astype(DTYPE)
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def product(x, w, spec):  # x @ w, or the rows of w for tokens; float32 sums make its gradient
+    return full(w, spec)[x] if x.ndim == 2 else x @ full(w, spec)
 
 
-def product_backward(saved, g):
-    x, w = saved
-    grad = jnp.einsum("...i,...o->io", x, g, preferred_element_type=jnp.float32)
-    return g @ w.astype(DTYPE).T, grad
+def product_forward(x, w, spec):
+    return product(x, w, spec), (x, w)
 
 
-product.defvjp(lambda x, w: (product(x, w), (x, w)), product_backward)
+def product_backward(spec, kept, g):
+    x, w = kept
+    if x.ndim == 2:
+        return None, constrained(jnp.zeros_like(w).at[x].add(g), spec)
+    sums = jnp.einsum("btd,btf->df", x, g, preferred_element_type=jnp.float32)
+    return g @ full(w, spec).T, constrained(sums, spec)
+
+
+product.defvjp(product_forward, product_backward)
 
 
 def norm(x, scale):
@@ -86,8 +92,7 @@ def rotated(x):  # rotary positions, on [batch, tokens, heads, head]
 
 def attention(x, w):
     query, key, value = (
-        product(x, w[name]).reshape(*x.shape[:2], -1, D // HEADS)
-        for name in ("query", "key", "value")
+        w(x, name).reshape(*x.shape[:2], -1, D // HEADS) for name in ("query", "key", "value")
     )
     query = constrained(rotated(query), P(ROWS, "context", "tensor"))
     # gathered along context
@@ -95,27 +100,25 @@ def attention(x, w):
     mixed = jax.nn.dot_product_attention(
         query, key, value, is_causal=True, implementation=ATTENTION
     )
-    return product(mixed.reshape(x.shape), w["out"])
+    return w(mixed.reshape(x.shape), "out")
 
 
 def loss_of(params, tokens, specs):
     # the backward pass gathers a layer again, and computes what is not kept
     @partial(jax.checkpoint, policy=POLICY)
     def block(x, layer):
-        w = {
-            name: full(layer[name], P(*specs["layers"][name][1:]))
-            for name in layer
-            if name != "norms"
-        }
+        def w(x, name):
+            return product(x, layer[name], P(*specs["layers"][name][1:]))
+
         x = constrained(x + attention(norm(x, layer["norms"][0]), w), P(ROWS, "context"))
         y = norm(x, layer["norms"][1])
-        y = jax.nn.silu(product(y, w["gate"])) * product(y, w["up"])
-        return constrained(x + product(y, w["down"]), P(ROWS, "context")), None
+        x = constrained(x + w(jax.nn.silu(w(y, "gate")) * w(y, "up"), "down"), P(ROWS, "context"))
+        return x, None
 
-    x = full(params["embed"], specs["embed"])[tokens[:, :-1]].astype(DTYPE)
+    x = product(tokens[:, :-1], params["embed"], specs["embed"])
     x = constrained(x, P(ROWS, "context"))
     x, _ = jax.lax.scan(block, x, params["layers"])
-    logits = product(norm(x, params["norm"]), full(params["unembed"], specs["unembed"]))
+    logits = product(norm(x, params["norm"]), params["unembed"], specs["unembed"])
     logits = constrained(logits, P(ROWS, "context", "tensor")).astype(jnp.float32)
     return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 

@@ -2,6 +2,8 @@
 another number.
 """
 
+import hashlib
+import json
 import os
 import re
 import signal
@@ -15,7 +17,9 @@ from places import ROOT
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.reads("book/recipes", "src/shardlab/arrays", "tests/book"),
+    pytest.mark.reads(
+        "book/recipes", "book/recordings", "book/together.md", "src/shardlab/arrays", "tests/book"
+    ),
 ]
 
 SCRIPT = ROOT / "book" / "recipes" / "train.py"
@@ -220,3 +224,34 @@ def test_each_of_two_processes_makes_its_own_rows_and_both_train_together(tmp_pa
     found = [float(loss) for _, loss in STEP.findall(first)]
     np.testing.assert_allclose(found, [alone[1], alone[2]], rtol=1e-4)
     assert "step" not in second  # one process logs
+
+
+def test_devices_sum_its_gradients_in_float32():
+    program = (
+        IMPORT + "mesh, *_, goal = pretrain.prepare((1, 2, 2, 2)); jax.set_mesh(mesh); specs = "
+        "pretrain.apply_rules(pretrain.RULES, goal).specs['params']; print(jax.make_jaxpr(jax.grad("
+        "lambda p, t: pretrain.loss_of(p, t, specs)))(goal['params'], pretrain.rows_of(0, 8)))"
+    )
+    out, _ = start("", 8, 0, script=("-c", program)).communicate()
+    sums = re.findall(r":(\w+)\[\d+,\d+\]\S* = (dot_general|scatter-add)", out)
+    assert sorted(sums) == 8 * [("f32", "dot_general")] + [("f32", "scatter-add")]
+
+
+def test_the_page_quotes_what_compilers_said_of_this_recipe():
+    recording = json.loads((PRETRAIN.parents[1] / "recordings" / "pretrain.json").read_text())
+    recipe = hashlib.sha256(PRETRAIN.read_bytes()).hexdigest()
+    assert recording["recipe"] == recipe, "pretrain.py changed: run scripts/record_pretrain.py"
+    page = (PRETRAIN.parents[1] / "together.md").read_text()
+    for case in recording["cases"]:
+        numbers = (
+            sum(case["planned sent"].values()),
+            sum(case["sent"].values()),
+            case["planned peak"],
+            case["peak"],
+        )
+        row = [" × ".join(map(str, case["mesh"].values())), case["slice"]]
+        assert "| " + " | ".join(row + [f"{n / 1e9:.1f} GB" for n in numbers]) + " |" in page
+        for key in case["sent"]:
+            axes, kind, dtype = key.split()
+            if "fsdp" in axes and kind != "all-gather":
+                assert dtype == "f32", key
