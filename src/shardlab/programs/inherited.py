@@ -266,6 +266,8 @@ class Inheritance:
       swaps: the `Swap`s, by the argument.
       added: the `Added`s, by the axis.
       dropped: all losses by in_specs, also those after which no product is repeated.
+      contiguous: the (file, line) of reshapes of arrays in shards, after which these are still
+        contiguous.
     """
 
     flops: int = 0
@@ -286,6 +288,7 @@ class Inheritance:
     swaps: dict[int, Swap] = field(default_factory=dict)
     added: dict[str, Added] = field(default_factory=dict)
     dropped: set[Loss] = field(default_factory=set)
+    contiguous: set[tuple[str, int]] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -402,6 +405,9 @@ class _Follower:
             kept = {axis for one in axes for axis in one}
             for axis in (one for one in values[0].named - kept if not one.endswith(_REST)):
                 self.shown.merged.setdefault((self._place(equation), axis, *types))
+            if kept and kept == values[0].named:
+                place = self._place(equation)
+                self.shown.contiguous.add((place.file, place.line))
         if name in ("gather", "dot_general") and is_known and len(results) == 1:
             results = [replace(results[0], contested=self._contested(equation, values, results[0]))]
         if name in _CONSTRAINTS:

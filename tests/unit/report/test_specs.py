@@ -174,6 +174,30 @@ def test_arrays_that_meet_with_dimensions_exchanged_are_told():
     assert not found(explain(f, pair[0], pair[0]))
 
 
+@pytest.mark.parametrize("output", [(None, "model"), ("model", None)])
+def test_heads_gathered_for_the_output_of_attention_are_no_fault_of_the_reshape(output):
+    """In a forward pass alone: merging the heads keeps their shards contiguous."""
+
+    def attend(x, w):
+        q = jnp.einsum("btd,dhk->bthk", x, w["q"])
+        mixed = jnp.einsum(
+            "bhts,bshk->bthk", jax.nn.softmax(jnp.einsum("bthk,bshk->bhts", q, q)), q
+        )
+        merged = mixed.reshape(x.shape)
+        return merged @ w["o"]  # here
+
+    w = {
+        "q": struct(MESH, (512, 8, 64), None, "model"),
+        "o": struct(MESH, (512, 512), *output),
+    }
+    report = explain(attend, struct(MESH, (32, 64, 512), "data"), w)
+    assert not [one for one in found(report) if "reshape" in one], report
+    assert not [move for move in report.moves if "a reshape (as in" in move.cause], report
+    told = [one for one in found(report) if one.startswith("columns after columns")]
+    assert bool(told) == (output == (None, "model")) and (not told or "w['o']" in told[0])
+    assert all(line(attend, "# here") in one for one in told)
+
+
 # --- Work that the devices of a shard_map repeat --------------------------------------------------
 
 
