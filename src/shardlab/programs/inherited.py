@@ -268,6 +268,7 @@ class Inheritance:
       dropped: all losses by in_specs, also those after which no product is repeated.
       contiguous: the (file, line) of reshapes of arrays in shards, after which these are still
         contiguous.
+      windows: the (file, line) of updates of a slice of a dimension that is in shards.
     """
 
     flops: int = 0
@@ -289,6 +290,7 @@ class Inheritance:
     added: dict[str, Added] = field(default_factory=dict)
     dropped: set[Loss] = field(default_factory=set)
     contiguous: set[tuple[str, int]] = field(default_factory=set)
+    windows: set[tuple[str, int]] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -408,6 +410,12 @@ class _Follower:
             if kept and kept == values[0].named:
                 place = self._place(equation)
                 self.shown.contiguous.add((place.file, place.line))
+        if name == "scatter" and manual is None:
+            numbers = equation.params["dimension_numbers"]
+            dims = {*numbers.scatter_dims_to_operand_dims} - {*numbers.inserted_window_dims}
+            if any(values[0].axes[d] for d in dims):
+                place = self._place(equation)
+                self.shown.windows.add((place.file, place.line))
         if name in ("gather", "dot_general") and is_known and len(results) == 1:
             results = [replace(results[0], contested=self._contested(equation, values, results[0]))]
         if name in _CONSTRAINTS:

@@ -158,6 +158,10 @@ def explain(
     if not is_gradient:  # which replaces no argument
         found += findings.of_replacement(arrays, results)
         found += findings.of_unplaced(arrays, results)
+    values = jax.tree.leaves((args, kwargs))
+    chosen = [*calls.of_unplaced_data(arrays, results, report.moves, values)]
+    if chosen and not _with_own_shardings(f, args, kwargs)[1]:
+        found += chosen
     result_arrays = results
     results = [] if is_gradient else results
     found += findings.of_donation(arrays, results, sizes["donated"], wrapper)
