@@ -150,8 +150,15 @@ def explain(
     # Of a program without a backward pass nothing tells weights from data.
     told_apart = located.origins.is_differentiated or repeats > 1.5
     if not judgement.is_in_specs and told_apart:
+        weights = {one.type for one in results} if is_gradient else set()
         found += findings.of_batch(
-            arrays, results, report.moves, mesh_left, repeats, trained, tensor
+            [one for one in arrays if one.type not in weights],
+            results,
+            report.moves,
+            mesh_left,
+            repeats,
+            trained,
+            tensor,
         )
     if wrapper == "pmap" and located.origins.is_differentiated:
         found += findings.of_unsummed(report.moves, arrays, results)

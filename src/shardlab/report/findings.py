@@ -1021,6 +1021,15 @@ def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Findin
                 "doubled or lost. Draw for both from one key, which is the same on both, or send "
                 "the decision of one to the other",
             )
+        elif kind == "branches":
+            yield Finding(
+                "decided by each device",
+                f"{place}: devices along {along} decide for themselves in the shard_map of "
+                f"`{mapped}` which branch of a lax.cond they take, and a branch has a collective "
+                f"along {along}: a device that takes another branch never joins it, and the "
+                "program hangs. Let all of them decide alike, by a random key that is the same on "
+                "all, or by jax.lax.pmax of the decision; or take the collective out of the branch",
+            )
         elif kind == "quotients":
             yield Finding(
                 "mean of quotients",

@@ -88,6 +88,41 @@ def test_an_update_of_a_fixed_slice_names_the_forms_that_stay_local(write, is_to
     assert all("fixed slice" in says and ".at[jnp.arange(a, b)].set" in says for says in told)
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "is_told"),
+    [("own", True), ("shared", False), ("agreed", False), ("outside", False), ("other", False)],
+)
+def test_a_branch_with_a_collective_that_each_device_decides_about_is_told(
+    kind, is_told, check_vma
+):
+    def mixed(x, seed):
+        key = jax.random.key(seed[0])
+        if kind != "shared":
+            key = jax.random.fold_in(key, lax.axis_index("data"))
+        coin = jax.random.bernoulli(key)
+        coin = lax.pmax(coin.astype("int32"), "data") > 0 if kind == "agreed" else coin
+        mean = lax.pmean(x, "data")
+        along = "model" if kind == "other" else "data"
+        add = lambda x: x + (mean if kind == "outside" else lax.psum(x, along))  # noqa: E731
+        return lax.cond(coin, add, lambda x: x, x)
+
+    f = jax.shard_map(
+        mixed,
+        mesh=GRID,
+        in_specs=(P("data", "model"), P()),
+        out_specs=P("data", "model"),
+        check_vma=check_vma,
+    )
+    report = explain(
+        jax.jit(f), struct(GRID, (64, 64), "data", "model"), struct(GRID, (1,), dtype="int32")
+    )
+    told = said(report, "decided by each device")
+    assert bool(told) == is_told, report
+    assert all("lax.cond" in says and "along data" in says for says in told)
+    assert not told or report.findings[0].says in told
+
+
 def counted_up(x):
     return lax.with_sharding_constraint(x, NamedSharding(GRID, P())) + 1
 

@@ -2,6 +2,7 @@
 or have axes in another order."""
 
 import contextlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -196,6 +197,19 @@ def test_heads_gathered_for_the_output_of_attention_are_no_fault_of_the_reshape(
     told = [one for one in found(report) if one.startswith("columns after columns")]
     assert bool(told) == (output == (None, "model")) and (not told or "w['o']" in told[0])
     assert all(line(attend, "# here") in one for one in told)
+
+
+def test_a_weight_whose_gradient_is_the_result_is_no_data():
+    """The result is stored whole, so its layout is another one than the weight's."""
+
+    def loss(w, x):
+        logits = lax.with_sharding_constraint(x @ w, NamedSharding(MESH, P("data")))
+        return jnp.mean(jax.nn.logsumexp(logits, -1))
+
+    w, x = struct(MESH, (512, 16384), None, "model"), struct(MESH, (32, 64, 512), "data")
+    report = explain(jax.jit(jax.value_and_grad(loss)), w, x)
+    assert not [one for one in found(report) if re.match("data without an axis: [wx] ", one)]
+    assert found(report)[0].startswith("repeated work"), report
 
 
 # --- Work that the devices of a shard_map repeat --------------------------------------------------
