@@ -266,6 +266,9 @@ class Inheritance:
       swaps: the `Swap`s, by the argument.
       added: the `Added`s, by the axis.
       dropped: all losses by in_specs, also those after which no product is repeated.
+      contiguous: the (file, line) of reshapes of arrays in shards, after which these are still
+        contiguous.
+      windows: the (file, line) of updates of a slice of a dimension that is in shards.
     """
 
     flops: int = 0
@@ -286,6 +289,8 @@ class Inheritance:
     swaps: dict[int, Swap] = field(default_factory=dict)
     added: dict[str, Added] = field(default_factory=dict)
     dropped: set[Loss] = field(default_factory=set)
+    contiguous: set[tuple[str, int]] = field(default_factory=set)
+    windows: set[tuple[str, int]] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -294,8 +299,9 @@ class _Value:
     changes; the losses that it descends from; in a shard_map the axes along which it differs;
     whether its axes are known; where it was gathered, and its type then, if it is only that; the
     axis that it gets along two dimensions, with what `Inheritance.contested` says of it; the
-    arguments from which it has axes, as weights of the products that made it; and the axes by which
-    a constraint has further divided a dimension of it, if it is only that.
+    arguments from which it has axes, as weights of the products that made it; the axes by which
+    a constraint has further divided a dimension of it, if it is only that; and the axes of which
+    the compiler alone decides the dimension, because what it is computed from has them twice.
     """
 
     axes: tuple[tuple[str, ...], ...] = ()
@@ -307,6 +313,7 @@ class _Value:
     contested: tuple | None = None
     given: frozenset = frozenset()
     added: tuple = ()
+    undecided: frozenset = frozenset()
 
     @property
     def named(self):
@@ -400,6 +407,15 @@ class _Follower:
             kept = {axis for one in axes for axis in one}
             for axis in (one for one in values[0].named - kept if not one.endswith(_REST)):
                 self.shown.merged.setdefault((self._place(equation), axis, *types))
+            if kept and kept == values[0].named:
+                place = self._place(equation)
+                self.shown.contiguous.add((place.file, place.line))
+        if name == "scatter" and manual is None:
+            numbers = equation.params["dimension_numbers"]
+            dims = {*numbers.scatter_dims_to_operand_dims} - {*numbers.inserted_window_dims}
+            if any(values[0].axes[d] for d in dims):
+                place = self._place(equation)
+                self.shown.windows.add((place.file, place.line))
         if name in ("gather", "dot_general") and is_known and len(results) == 1:
             results = [replace(results[0], contested=self._contested(equation, values, results[0]))]
         if name in _CONSTRAINTS:
@@ -435,6 +451,7 @@ class _Follower:
         lost = frozenset().union(*(value.lost for value in values))
         differs = frozenset().union(*(value.differs for value in values))
         differs = communicated(equation, differs)
+        undecided = frozenset().union(*(value.undecided for value in values))
         if name in ("dot_general", "conv_general_dilated"):
             lost = self._product(equation, values, lost, differs | within, times, manual)
         if name in _SEARCHES and manual is None:
@@ -455,6 +472,7 @@ class _Follower:
             named = {axis for one in own for axis in one}
             left = frozenset(loss for loss in lost if is_known and loss.axis not in named)
             given = frozenset(one for one in self._given(equation, values) if one[0] in named)
+            twice = {axis for axis, n in Counter(a for one in own for a in one).items() if n > 1}
             results.append(
                 _Value(
                     own,
@@ -465,6 +483,7 @@ class _Follower:
                     gathered,
                     given=given,
                     added=moved.added,
+                    undecided=(undecided | twice) & named,
                 )
             )
         return results
@@ -542,6 +561,7 @@ class _Follower:
         merged = ((),) * len(shape)
         # An array and its transpose meet in no order that another spec would fix.
         is_own = len({value.argument for value in values}) == 1 < len(values)
+        undecided = frozenset().union(*(value.undecided for value in values))
         for value in values:
             if len(value.axes) != len(shape):
                 continue
@@ -550,14 +570,14 @@ class _Follower:
                 and merged != value.axes
                 and sorted(sum(merged, ())) == sorted(sum(value.axes, ()))
             ):
-                self._ordered(equation, value, merged, merged)
+                self._ordered(equation, value, merged, merged, undecided)
             merged = tuple(
                 mine if len(mine) >= len(theirs) else theirs
                 for mine, theirs in zip(merged, value.axes, strict=True)
             )
         return merged
 
-    def _ordered(self, equation, value, other, better):
+    def _ordered(self, equation, value, other, better, undecided=frozenset()):
         if any(axis.endswith(_REST) for axes in (*value.axes, *other) for axis in axes):
             return
         moved = {
@@ -566,6 +586,8 @@ class _Follower:
             if before != after
             for axis in (*before, *after)
         }
+        if moved & (undecided | value.undecided):
+            return  # as a gradient, to which FSDP's weights and the batch both give one axis
         specs = (text_of(axes) for axes in (value.axes, other, better))
         order = Order(self._place(equation), *specs, value.argument, tuple(sorted(moved)))
         self.shown.orders.setdefault(order)
@@ -782,6 +804,7 @@ class _Follower:
             gathered,
             given=given,
             added=added,
+            undecided=value.undecided & {axis for d in free for axis in new[d]},
         )
 
     def _mapped(self, equation, values, times, within):

@@ -52,7 +52,8 @@ class Mismatch:
       kind: "result" if it is declared replicated and differs, "noise" if random numbers are the
         same on devices whose data differ, "samples" if gradients of single samples are added over
         devices, "indices" if devices look up the same places, each in its own shard, "decisions" if
-        each device draws for itself whether it takes what another one has sent, "quotients" if
+        each device draws for itself whether it takes what another one has sent, "branches" if each
+        decides for itself whether it takes the branch that has a collective, "quotients" if
         quotients by each device's own sum are added, "backward" if the backward pass of a sum over
         devices adds what is equal on them, and "defensive" if that of a whole shard_map does.
       axes: the mesh axes along which that is so.
@@ -128,6 +129,7 @@ def _of_a_map(equation):
         ("indices", walk.elsewhere),
         ("quotients", walk.averaged),
         ("decisions", [] if walk.is_grouped else walk.decided),
+        ("branches", walk.parted),
     )
     marked = [(kind, places[:1]) for kind, places in kinds]
     if not equation.params.get("check_vma", True):
@@ -154,6 +156,7 @@ class _Body:
         # Decisions by each device's own random numbers, and what comes from another device, with
         # the axes along which that is so; and where one decides about the other.
         self.coins, self.received, self.decided = {}, {}, []
+        self.parted = []  # where devices part, and a branch has a collective between them
         # Numbers of devices, and whether one is computed with: two devices may have one key then.
         self.numbers, self.is_grouped = {}, False
         self.divided = {}  # for each dimension the axes, of what is an argument of the shard_map
@@ -188,6 +191,9 @@ class _Body:
         if name == "cond":
             branches = [self.run(opened(branch), values[1:]) for branch in params["branches"]]
             chosen = values[0][0]
+            sent = frozenset().union(*(_sent_along(opened(one)) for one in params["branches"]))
+            if along := {axis for axis in chosen & sent if self.sizes.get(axis, 1) > 1}:
+                self.parted.append((along, _place(equation)))
             return [
                 (chosen.union(*(axes for axes, _ in results)), all(noise for _, noise in results))
                 for results in zip(*branches, strict=True)
@@ -367,6 +373,13 @@ def communicated(equation: Any, axes: frozenset[str]) -> frozenset[str]:
         return axes | along
     is_equal = name in _EQUAL and params.get("axis_index_groups") is None
     return axes - along if is_equal else axes
+
+
+def _sent_along(jaxpr):
+    """The axes along which a jaxpr has collectives."""
+    own = [communicated_along(one) for one in jaxpr.eqns if one.primitive.name in OPERATIONS]
+    inner = [_sent_along(one) for equation in jaxpr.eqns for one in inner_jaxprs(equation)]
+    return frozenset().union(*own, *inner)
 
 
 def communicated_along(equation: Any) -> frozenset[str]:

@@ -13,7 +13,7 @@ from shardlab.programs.inherited import LAYOUT
 from shardlab.programs.kernels import inner_jaxprs
 from shardlab.report.findings import Finding
 
-__all__ = ["of_next_call", "of_returned_on_a_mesh", "of_unused_donations"]
+__all__ = ["of_next_call", "of_returned_on_a_mesh", "of_unplaced_data", "of_unused_donations"]
 
 
 def of_next_call(
@@ -55,6 +55,35 @@ def of_unused_donations(arguments: Sequence[Any], results: Sequence[Any]) -> Ite
             "take their memory, and the caller cannot use them again: donate what a result "
             "replaces, as an argument of its own",
         )
+
+
+def of_unplaced_data(
+    arguments: Sequence[Any], results: Sequence[Any], moves: Sequence[Any], values: Sequence[Any]
+) -> Iterator[Finding]:
+    """Arguments on no mesh that no result replaces, beside others that are on one, where the
+    compiler chooses a sharding with which the program gathers them.
+
+    Args:
+      arguments, results: as `shardlab.report.explain.Array`s.
+      moves: the `shardlab.report.explain.Move`s.
+      values: all that the program was traced with, in order.
+    """
+    abstract = {n for n, value in enumerate(values) if getattr(value, "sharding", "") is None}
+    loose = [one for one in arguments if one.placed is False or one.number in abstract]
+    gathered = {move.array for move in moves if move.kind == "all-gather"}
+    replaced = {array.type for array in results}
+    if not any(array.spec for array in arguments if array not in loose):
+        return
+    for array in loose:
+        is_chosen = array.spec not in ("", "P()")
+        if is_chosen and array.name in gathered and array.type not in replaced:
+            yield Finding(
+                "not placed",
+                f"{array.name} is on no mesh, so the compiler chose its sharding, {array.spec}, "
+                "and the program gathers it. For one that comes with another sharding jit compiles "
+                "again: say with which it comes, by jax.device_put or a jax.ShapeDtypeStruct with "
+                "a sharding",
+            )
 
 
 def of_returned_on_a_mesh(

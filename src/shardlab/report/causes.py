@@ -70,6 +70,7 @@ def cause(
     is_checked: bool = True,
     is_pmap: bool = False,
     weights: Collection[str] | None = None,
+    is_contiguous: bool = False,
 ) -> str:
     """What causes a collective, in words.
 
@@ -80,6 +81,7 @@ def cause(
       is_pmap: whether `jax.pmap` compiles the program: then the function has all its collectives.
       weights: the arguments that meet, in a product, a batch in shards along an axis of theirs;
         None if unknown.
+      is_contiguous: whether the reshapes of its line, if any, keep shards contiguous.
     """
     if is_pmap and KINDS[move.kind].adds:
         several = ", or several that the compiler has joined" if len(move.operands) > 1 else ""
@@ -90,7 +92,7 @@ def cause(
     if reason := _of_what_is_special(origin):
         return reason
     if move.kind == "all-gather":
-        return _along(origin) or _of_a_gather(origin, weights)
+        return _along(origin, is_contiguous) or _of_a_gather(origin, weights)
     if KINDS[move.kind].adds:
         if is_agreed(move.operands, origin):
             return "a while_loop under vmap: devices agree whether one of them has to go on"
@@ -186,7 +188,7 @@ def _of_a_sum(origin):
     return "a sum, mean or maximum over a sharded dimension"
 
 
-def _along(origin):
+def _along(origin, is_contiguous):
     """Operations that need a whole dimension, whatever they are given."""
     operations = (origin.operation, origin.use)
     inside = origin.stack.partition("/")[2]  # without the function's own name
@@ -202,7 +204,8 @@ def _along(origin):
     if "gather" in operations:
         return "a computed index into a sharded dimension: any device may need any of it"
     # newer programs do not name the former
-    if "reshape" in operations or "vdot(" in source_line(origin.file, origin.line):
+    is_reshape = "reshape" in operations and not is_contiguous
+    if is_reshape or "vdot(" in source_line(origin.file, origin.line):
         return "a reshape (as in ravel and vdot) that does not keep the shards contiguous"
     if along := re.search(_ALONG, f"{inside} {origin.use}"):
         return f"{along[1]} goes along the whole dimension, which is sharded"
@@ -238,7 +241,11 @@ def _of_a_gather(origin, weights):
         )
     if origin.operation == "conv_general_dilated" and origin.is_grouped:
         return f"a convolution in groups, for which XLA gathers this operand: {SAME}"
-    if origin.operation in _PRODUCTS or (origin.argument and origin.use in _PRODUCTS):
+    # the heads of attention are merged by a reshape before a product that needs all of them
+    is_product = origin.operation in _PRODUCTS or (
+        origin.use in _PRODUCTS and (origin.argument or origin.operation == "reshape")
+    )
+    if is_product:
         if origin.argument:
             on_purpose = weights is None or origin.argument in weights
             return "an argument that is sharded along a dimension that this product needs whole" + (

@@ -152,14 +152,25 @@ def explain(
     # Of a program without a backward pass nothing tells weights from data.
     told_apart = located.origins.is_differentiated or repeats > 1.5
     if not judgement.is_in_specs and told_apart:
+        weights = {one.type for one in results} if is_gradient else set()
         found += findings.of_batch(
-            arrays, results, report.moves, mesh_left, repeats, trained, tensor
+            [one for one in arrays if one.type not in weights],
+            results,
+            report.moves,
+            mesh_left,
+            repeats,
+            trained,
+            tensor,
         )
     if wrapper == "pmap" and located.origins.is_differentiated:
         found += findings.of_unsummed(report.moves, arrays, results)
     if not is_gradient:  # which replaces no argument
         found += findings.of_replacement(arrays, results)
         found += findings.of_unplaced(arrays, results)
+    values = jax.tree.leaves((args, kwargs))
+    chosen = [*calls.of_unplaced_data(arrays, results, report.moves, values)]
+    if chosen and not _with_own_shardings(f, args, kwargs)[1]:
+        found += chosen
     result_arrays = results
     results = [] if is_gradient else results
     found += findings.of_donation(arrays, results, sizes["donated"], wrapper)

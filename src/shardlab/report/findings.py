@@ -47,6 +47,7 @@ _MANY = 50  # collectives
 _CONSTANT = 2**16  # bytes of a constant that is worth a finding
 _LARGE = 2**20  # bytes of temporaries that are worth a finding
 _REPEATED = "the matrix products of"
+_CHOSEN = "so the compiler chose its sharding"
 _PASS = (
     "all-reduce-done",
     "bitcast",
@@ -131,6 +132,8 @@ def by_harm(found: Iterable[Finding], spare: Collection[str] = ()) -> list[Findi
     def place(finding):
         if finding.title == "avoidable communication" and is_before(finding.says):
             return places["reshape of shards"]
+        if finding.title == "not placed" and _CHOSEN in finding.says:
+            return places["data without an axis"] - 1 / 2
         if is_spared and finding.says.startswith(_REPEATED):
             return places["replicated"] + 1 / 2
         return places[finding.title]
@@ -1019,6 +1022,15 @@ def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Findin
                 "doubled or lost. Draw for both from one key, which is the same on both, or send "
                 "the decision of one to the other",
             )
+        elif kind == "branches":
+            yield Finding(
+                "decided by each device",
+                f"{place}: devices along {along} decide for themselves in the shard_map of "
+                f"`{mapped}` which branch of a lax.cond they take, and a branch has a collective "
+                f"along {along}: a device that takes another branch never joins it, and the "
+                "program hangs. Let all of them decide alike, by a random key that is the same on "
+                "all, or by jax.lax.pmax of the decision; or take the collective out of the branch",
+            )
         elif kind == "quotients":
             yield Finding(
                 "mean of quotients",
@@ -1193,11 +1205,14 @@ def of_exchanged(moves: Sequence[Any], arguments: Sequence[Any]) -> Iterator[Fin
             )
 
 
-def of_indices(moves: Sequence[Any]) -> Iterator[Finding]:
+def of_indices(
+    moves: Sequence[Any], windows: Collection[tuple[str, int]] = ()
+) -> Iterator[Finding]:
     """Updates at computed indices in the forward pass, for which indices or values are gathered.
 
     Args:
       moves: the `shardlab.report.explain.Move`s.
+      windows: the (file, line) of updates of a slice of a dimension that is in shards.
     """
     total, places = bytes_of(moves), {}
     for move in moves:
@@ -1210,10 +1225,15 @@ def of_indices(moves: Sequence[Any]) -> Iterator[Finding]:
             along = f" along {' and '.join(axes)}" if axes else ""
             yield Finding(
                 "indices gathered",
-                f"{where(*place)}: {bytes_text(sent)} of indices and values are gathered{along}, "
-                "because an update at computed indices may write to any device's shard. If each "
-                "row of a sharded dimension writes to itself, say so: jax.vmap over that dimension "
-                "of lax.dynamic_update_slice, or jnp.where with a mask, sends nothing",
+                f"{where(*place)}: the shards of an array are gathered{along}, {bytes_text(sent)}, "
+                "because an update of a fixed slice, as in .at[a:b].set, is one window over "
+                "several devices. lax.dynamic_update_slice, or .at[jnp.arange(a, b)].set, writes "
+                "the same values, and each device those of its own shard"
+                if place in windows
+                else f"{where(*place)}: {bytes_text(sent)} of indices and values are gathered"
+                f"{along}, because an update at computed indices may write to any device's shard. "
+                "If each row of a sharded dimension writes to itself, say so: jax.vmap over that "
+                "dimension of lax.dynamic_update_slice, or jnp.where with a mask, sends nothing",
             )
 
 

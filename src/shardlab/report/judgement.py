@@ -47,6 +47,8 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
     devices, lost = located.program.devices, {}
     again = findings.repeated_products(whole, each, devices)
     found, at_fault, clashes, by_specs = [], [], [], []
+    # without a backward pass nothing tells weights from data
+    data = compiled.data if origins.is_differentiated else frozenset()
     if compiled.inheritance is not None:
         mesh = {
             str(axis): int(size) for one in located.meshes[:1] for axis, size in one.shape.items()
@@ -55,7 +57,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         found += specs.of_lost_axes(compiled.inheritance, lost, again, mesh)
         found += specs.of_mapped(compiled.inheritance, mesh, compiled.names)
         at_fault = [*specs.of_order(compiled.inheritance, moves, compiled.names)] or [
-            *specs.of_columns(compiled.inheritance, moves, compiled.names, compiled.data)
+            *specs.of_columns(compiled.inheritance, moves, compiled.names, data)
         ]
         found += at_fault
         found += specs.of_contested(
@@ -93,7 +95,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         *findings.of_stacks(sent, origins),
         *gathers.of_gathered_again(sent, origins),
         *findings.of_many(moves),
-        *findings.of_indices(moves),
+        *findings.of_indices(moves, compiled.inheritance.windows if compiled.inheritance else ()),
         *(one for one in findings.of_avoidable(moves) if one.says.partition(": ")[0] not in told),
         *findings.of_repeated_products(again, devices * sum((each or {}).values())),
         *(

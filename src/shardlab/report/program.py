@@ -121,7 +121,11 @@ def locate(compiled: Compiled) -> Located:
         for move, start in collectives.find(program, meshes, kernels)
     ]
     flags = compiled.is_checked, compiled.is_pmap, _weights(compiled)
-    causes = [cause(move, origin, *flags) for move, _, origin in located]
+    kept = _contiguous(compiled)
+    causes = [
+        cause(move, origin, *flags, (origin.file, origin.line) in kept)
+        for move, _, origin in located
+    ]
     return Located(compiled, program, before, origins, meshes, located, causes, kernels)
 
 
@@ -136,6 +140,14 @@ def _weights(compiled):
         for number, _ in compiled.inheritance.gathered
         if number in compiled.names
     }
+
+
+def _contiguous(compiled):
+    """The (file, line) of reshapes, all of which keep the shards of their operands contiguous."""
+    inheritance = compiled.inheritance
+    if inheritance is None:
+        return frozenset()
+    return inheritance.contiguous - {(one.file, one.line) for one, *_ in inheritance.merged}
 
 
 def _unpartitioned(compiled):

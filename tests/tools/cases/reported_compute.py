@@ -96,6 +96,23 @@ def nested_loops():
 
 
 @public(
+    "jax-ml/jax#20968",
+    "While loops of varying length are much slower with a sharded batch than with pmap: devices "
+    "sum a flag in every iteration and wait for each other.",
+    r"loop.*(shard_map|agree)",
+    row="loop|whether to go on",
+)
+def loops_of_varying_length():
+    mesh = grid((8,), ("batch",))
+
+    def halved(x, least):
+        return lax.while_loop(lambda s: s[0] > s[1], lambda s: (s[0] / 2, s[1]), (x, least))[0]
+
+    numbers = struct(mesh, (1024,), "batch")
+    return jax.jit(lambda x, least: jnp.sum(jax.vmap(halved)(x, least))), (numbers, numbers)
+
+
+@public(
     "patrick-kidger/diffrax#407",
     "An ensemble of adaptive integrations is slower over sharded devices than with pmap, because "
     "every step waits for all devices.",

@@ -324,3 +324,27 @@ def accumulation_in_float32():
     shardings = jax.tree.map(lambda p: p.sharding, params)
     batch = struct(mesh, (4, 64, 128, 1024), None, "fsdp", dtype="bfloat16")
     return jax.jit(step, donate_argnums=0, out_shardings=shardings), (params, batch)
+
+
+@public(
+    "jax-ml/jax#35906",
+    "The logits of a large vocabulary, which only the loss uses, take most of the memory of a "
+    "training step; computed and summed in chunks they would not.",
+    r"largest temporaries: .*chunks",
+)
+def logits_before_the_loss():
+    mesh = grid((8,), ("data",))
+
+    def step(w, x, labels):
+        def loss(w):
+            logits = (x @ w.T).astype("float32")
+            chosen = jnp.take_along_axis(logits, labels[:, None], -1)[:, 0]
+            return jnp.mean(jax.nn.logsumexp(logits, -1) - chosen)
+
+        return w - 0.1 * jax.grad(loss)(w)
+
+    return jax.jit(step, donate_argnums=0), (
+        struct(mesh, (32768, 256)),
+        struct(mesh, (8192, 256), "data"),
+        struct(mesh, (8192,), "data", dtype="int32"),
+    )

@@ -345,6 +345,22 @@ def experts_by_constraints():
 
 
 @correct
+def wide_layers():
+    """Adam of two layers in shards of their rows: where the compiler moves activations instead, the
+    gradients get the axis along another dimension.
+    """
+    mesh = grid((8,), ("data",))
+
+    def loss(w, x, constrain=free):
+        return jnp.mean((jax.nn.gelu(x @ w["up"]) @ w["down"] - x) ** 2)
+
+    w = {"up": struct(mesh, (512, 2048), "data"), "down": struct(mesh, (2048, 512), "data")}
+    state = {"params": w, "first": w, "second": w, "step": struct(mesh, (), dtype="int32")}
+    step = jax.jit(functools.partial(adam, loss=loss), donate_argnums=0)
+    return step, (state, struct(mesh, (512, 512), "data")), None
+
+
+@correct
 def zero1():
     """Sharded moments of replicated parameters, which the advice to shard these is about."""
     mesh = grid((8,), ("data",))

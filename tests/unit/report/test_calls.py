@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P
@@ -43,6 +44,83 @@ def test_small_donations_that_cannot_be_used_are_told_where_they_are_most():
     rest = {name: BATCH[name] for name in ("hidden", "lengths")}
     apart = explain(jax.jit(decode_apart, donate_argnums=0), BATCH["cache"], rest, KEYS)
     assert not apart.findings, apart
+
+
+def fitted(w, x):
+    whole = lax.with_sharding_constraint(w, NamedSharding(GRID, P()))
+    grads = jax.grad(lambda w: jnp.mean((x @ w) ** 2))(whole)
+    return w - 0.1 * lax.with_sharding_constraint(grads, ROWS)
+
+
+def fitted_along_data(w, x):
+    return fitted(w, lax.with_sharding_constraint(x, ROWS))
+
+
+def test_data_on_no_mesh_whose_sharding_the_compiler_chooses_is_told_first():
+    w, abstract = struct(GRID, (256, 256), "data"), jax.ShapeDtypeStruct((512, 256), "float32")
+    for x in (abstract, np.ones((512, 256), "float32")):
+        report = explain(jax.jit(fitted), w, x)
+        assert report.findings[0].title == "not placed", report
+        assert report.findings[0].says.startswith("x is on no mesh, so the compiler chose its")
+        # one that the function places, and one that jit places, are no fault
+        assert not said(explain(jax.jit(fitted_along_data), w, x), "not placed")
+        columns = NamedSharding(GRID, P(None, "data"))
+        f = jax.jit(fitted, in_shardings=(w.sharding, columns))
+        assert not said(explain(f, w, x), "not placed")
+    assert not said(explain(jax.jit(fitted), w, struct(GRID, (512, 256), "data")), "not placed")
+
+
+@pytest.mark.parametrize(
+    ("write", "is_told"),
+    [
+        (lambda x, new: x.at[4:7].set(new), True),
+        (lambda x, new: x.at[jnp.arange(4, 7)].set(new), False),
+        (lambda x, new: lax.dynamic_update_slice(x, new, (4, 0)), False),
+        (lambda x, new: x.at[:, 4:7].set(1.0), False),
+    ],
+)
+def test_an_update_of_a_fixed_slice_names_the_forms_that_stay_local(write, is_told):
+    x = struct(GRID, (64, 4096), "data")
+    f = jax.jit(write, donate_argnums=0, out_shardings=x.sharding)
+    report = explain(f, x, struct(GRID, (3, 4096)))
+    told = said(report, "indices gathered")
+    assert bool(told) == bool(report.bytes) == is_told, report
+    assert all("fixed slice" in says and ".at[jnp.arange(a, b)].set" in says for says in told)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "is_told"),
+    [("own", True), ("shared", False), ("agreed", False), ("outside", False), ("other", False)],
+)
+def test_a_branch_with_a_collective_that_each_device_decides_about_is_told(
+    kind, is_told, check_vma
+):
+    def mixed(x, seed):
+        key = jax.random.key(seed[0])
+        if kind != "shared":
+            key = jax.random.fold_in(key, lax.axis_index("data"))
+        coin = jax.random.bernoulli(key)
+        coin = lax.pmax(coin.astype("int32"), "data") > 0 if kind == "agreed" else coin
+        mean = lax.pmean(x, "data")
+        along = "model" if kind == "other" else "data"
+        add = lambda x: x + (mean if kind == "outside" else lax.psum(x, along))  # noqa: E731
+        return lax.cond(coin, add, lambda x: x, x)
+
+    f = jax.shard_map(
+        mixed,
+        mesh=GRID,
+        in_specs=(P("data", "model"), P()),
+        out_specs=P("data", "model"),
+        check_vma=check_vma,
+    )
+    report = explain(
+        jax.jit(f), struct(GRID, (64, 64), "data", "model"), struct(GRID, (1,), dtype="int32")
+    )
+    told = said(report, "decided by each device")
+    assert bool(told) == is_told, report
+    assert all("lax.cond" in says and "along data" in says for says in told)
+    assert not told or report.findings[0].says in told
 
 
 def counted_up(x):

@@ -2,6 +2,7 @@
 or have axes in another order."""
 
 import contextlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -172,6 +173,43 @@ def test_arrays_that_meet_with_dimensions_exchanged_are_told():
     pair = struct(MESH, (512, 512), "data", "model"), struct(MESH, (512, 512), "model", "data")
     assert found(explain(f, *pair))[0].startswith("order of axes")
     assert not found(explain(f, pair[0], pair[0]))
+
+
+@pytest.mark.parametrize("output", [(None, "model"), ("model", None)])
+def test_heads_gathered_for_the_output_of_attention_are_no_fault_of_the_reshape(output):
+    """In a forward pass alone: merging the heads keeps their shards contiguous."""
+
+    def attend(x, w):
+        q = jnp.einsum("btd,dhk->bthk", x, w["q"])
+        mixed = jnp.einsum(
+            "bhts,bshk->bthk", jax.nn.softmax(jnp.einsum("bthk,bshk->bhts", q, q)), q
+        )
+        merged = mixed.reshape(x.shape)
+        return merged @ w["o"]  # here
+
+    w = {
+        "q": struct(MESH, (512, 8, 64), None, "model"),
+        "o": struct(MESH, (512, 512), *output),
+    }
+    report = explain(attend, struct(MESH, (32, 64, 512), "data"), w)
+    assert not [one for one in found(report) if "reshape" in one], report
+    assert not [move for move in report.moves if "a reshape (as in" in move.cause], report
+    told = [one for one in found(report) if one.startswith("columns after columns")]
+    assert bool(told) == (output == (None, "model")) and (not told or "w['o']" in told[0])
+    assert all(line(attend, "# here") in one for one in told)
+
+
+def test_a_weight_whose_gradient_is_the_result_is_no_data():
+    """The result is stored whole, so its layout is another one than the weight's."""
+
+    def loss(w, x):
+        logits = lax.with_sharding_constraint(x @ w, NamedSharding(MESH, P("data")))
+        return jnp.mean(jax.nn.logsumexp(logits, -1))
+
+    w, x = struct(MESH, (512, 16384), None, "model"), struct(MESH, (32, 64, 512), "data")
+    report = explain(jax.jit(jax.value_and_grad(loss)), w, x)
+    assert not [one for one in found(report) if re.match("data without an axis: [wx] ", one)]
+    assert found(report)[0].startswith("constraint without an axis"), report
 
 
 # --- Work that the devices of a shard_map repeat --------------------------------------------------
