@@ -50,13 +50,13 @@ globalThis.followPath = ({ path, leave, last }) => {
   };
   const sectionOf = (stop) => document.getElementById(stop.anchor)?.closest("section");
   const on = new Map(here.filter((stop) => stop.anchor).map((stop) => [sectionOf(stop), stop]));
-  const foldIn = (parent) => {
+  const leaveOutIn = (parent) => {
     let run = [];
     for (const child of [...parent.children, null]) {
       const left = child?.tagName === "SECTION" && !on.has(child);
       if (left) run.push(child);
       else if (run.length) { leaveOut(run, run.map(short)); run = []; }
-      if (child && on.has(child)) foldIn(child);
+      if (child && on.has(child)) leaveOutIn(child);
     }
   };
   const top = heading.parentElement;
@@ -64,7 +64,7 @@ globalThis.followPath = ({ path, leave, last }) => {
     const opening = [...top.children].slice([...top.children].indexOf(bar) + 1).filter((child) => child.tagName !== "SECTION");
     if (opening.length) leaveOut(opening, ["the opening"]);
   }
-  foldIn(top);
+  leaveOutIn(top);
   for (const stop of here) {
     const place = stop.anchor ? sectionOf(stop)?.querySelector(":scope > :is(h2, h3, h4)") : bar;
     if (!place) continue;
