@@ -133,7 +133,9 @@ def run(options):
             try_remedies=options.try_remedies,
             **kwargs,
         )
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         # what the program itself raises while it is traced and compiled, too
         raise Wrong(f"{options.program} cannot be explained: {_told(error)}") from None
     print(report.to_json() if options.json else report)
@@ -168,7 +170,9 @@ def _made(name):
                 "or set PYTHONPATH"
             ) from None
         raise Wrong(f"{name}: importing {module_name} failed: {_told(error)}") from None
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise Wrong(f"{name}: importing {module_name} failed: {_told(error)}") from None
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -184,7 +188,9 @@ def _made(name):
         )
     try:
         outcome = function()
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise Wrong(f"{name}() failed: {_told(error)}") from None
     if not (
         isinstance(outcome, tuple)

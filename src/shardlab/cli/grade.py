@@ -8,9 +8,11 @@ import ctypes
 import hashlib
 import io
 import json
+import logging
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -352,9 +354,15 @@ def of_notebook(notebook, file, timeout):
             on_cell_start=progress,
             config=Config(KernelManager=settings),
         )
-        client.log.disabled = True  # it reports what we report, less well
+        # they report what we report, less well, and tasks that a flood leaves behind
+        client.log.disabled = logging.getLogger("asyncio").disabled = True
         try:
-            client.execute(env=os.environ | {"IPYTHONDIR": str(folder / "ipython")})
+            # what an answer writes past Python must not go to our own outputs
+            client.execute(
+                env=os.environ | {"IPYTHONDIR": str(folder / "ipython")},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
         except CellTimeoutError:
             stopped = f"a cell took more than {timeout} s, and no cell after it ran"
         except DeadKernelError:

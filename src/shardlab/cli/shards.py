@@ -18,6 +18,7 @@ Dimensions at the end may be left out. No devices are needed.
 """  # noqa: E501
 
 _SHOWN = 16  # devices that the text lists
+_MOST_DEVICES = 2**16  # of which the slices take seconds
 _SHORT = {"f": "float", "bf": "bfloat", "i": "int", "s": "int", "u": "uint", "c": "complex"}
 
 
@@ -44,6 +45,10 @@ def run(options):
 
     dtype, shape = _array_type(options.type)
     mesh = mesh_of(options.mesh)
+    if mesh.size > _MOST_DEVICES:
+        raise Wrong(
+            f"--mesh {options.mesh}: more than {_MOST_DEVICES:,} devices; use a smaller mesh"
+        )
     spec = _spec(options.spec, tuple(mesh.shape))
     try:
         sharding = NamedSharding(mesh, PartitionSpec(*(axes or None for axes in spec)))

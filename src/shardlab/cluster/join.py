@@ -34,13 +34,19 @@ def on_this_host(coordinator):
     It has no authentication, and by default listens on all interfaces.
     """
     host, _, port = coordinator.rpartition(":")
+    host = host.strip("[]")
     if host.lower() == "localhost":
         host = "127.0.0.1"
+    if host.lower() == socket.gethostname().lower():
+        with suppress(OSError):
+            found = {entry[4][0] for entry in socket.getaddrinfo(host, int(port))}
+            host = found.pop() if len(found) == 1 else host
     try:
-        own = ipaddress.ip_address(host.strip("[]")).is_loopback
+        own = ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name, which other hosts may need to reach
         own = False
-    return {"coordinator_bind_address": f"{host}:{port}"} if own else {}
+    bind = f"[{host}]" if ":" in host else host
+    return {"coordinator_bind_address": f"{bind}:{port}"} if own else {}
 
 
 def port_of_this_step():

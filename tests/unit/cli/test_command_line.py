@@ -427,6 +427,24 @@ def test_an_exception_without_a_text_is_told(refused, explained, tmp_path):
     assert "mute.py:3: E: its text cannot be had" in refused("explain", "mute:whole")
 
 
+@pytest.mark.parametrize("place", ["import", "call"])
+@pytest.mark.parametrize("kind", ["BaseException", "GeneratorExit", "CancelledError"])
+def test_what_is_no_exception_but_only_its_base_is_told(refused, explained, tmp_path, kind, place):
+    raises = f"raise {kind}('odd')"
+    at = {"import": "0", "call": "return step, ()"} | {place: raises}
+    name = f"odd_{kind}_{place}"  # a module is imported once
+    (tmp_path / f"{name}.py").write_text(
+        f"from asyncio import CancelledError\n{at['import']}\ndef whole(): {at['call']}\n"
+    )
+    assert f"{kind}: odd" in refused("explain", f"{name}:whole")
+
+
+def test_a_signal_of_the_keyboard_is_no_reason(run, explained, tmp_path):
+    (tmp_path / "stopped.py").write_text("def whole(): raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        run("explain", "stopped:whole")
+
+
 @pytest.mark.parametrize("place", ["whole", "late"])
 def test_what_ends_python_ends_no_explanation(refused, explained, tmp_path, place):
     module = (
@@ -721,3 +739,8 @@ def test_what_only_moved_or_became_less_or_stays_below_the_limit_is_no_growth(re
 def test_a_comparison_that_cannot_be_made_is_refused(revisions, arguments, words):
     done = compared(revisions, *arguments)
     assert done.returncode == 2 and words in done.stderr
+
+
+@pytest.mark.parametrize("mesh", ["x=1000000", "x=1000,y=1000", "x=65537"])
+def test_a_layout_of_more_devices_than_there_are_is_refused_at_once(refused, mesh):
+    assert "65,536" in refused("layout", "f32[8,16]", "--mesh", mesh)

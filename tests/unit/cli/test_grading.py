@@ -113,6 +113,26 @@ def test_output_has_a_limit(graded):
     assert "1,000,000 characters" in row["e1"]["why"] and "no cell after it" in row["e2"]["why"]
 
 
+# by the descriptor, past what Python writes, from a child that outlives its parent's cell
+PAST_PYTHON = """
+import os
+if not (child := os.fork()):
+    for _ in range(100): os.write(1, b"z" * 65536), os.write(2, b"z" * 65536)
+    os._exit(0)
+os.waitpid(child, 0)
+check(4)
+"""
+
+
+@pytest.mark.parametrize("flood", [FLOOD, PAST_PYTHON], ids=["printed", "past Python"])
+def test_a_flood_reaches_neither_output_of_the_command(tmp_path, flood):
+    """In a process of its own, whose outputs a kernel would inherit."""
+    (tmp_path / "flood.ipynb").write_text(writes(of(flood)))
+    command = [sys.executable, "-m", "shardlab", "grade", "--json", "flood.ipynb"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stderr == "" and list(json.loads(done.stdout)["flood.ipynb"]) == ["e0"]
+
+
 def test_what_an_answer_leaves_running_is_ended(graded, tmp_path):
     leaves = (
         "import subprocess, sys, socket\n"

@@ -548,3 +548,29 @@ def test_a_coordinator_of_this_host_alone_listens_to_no_other(coordinator, liste
     from shardlab.cluster.join import on_this_host
 
     assert on_this_host(coordinator).get("coordinator_bind_address") == listens
+
+
+@pytest.mark.parametrize(
+    ("resolves", "listens"),
+    [
+        (["127.0.1.1"], "127.0.1.1:8476"),  # as Debian's installer writes it: no other reaches it
+        (["::1"], "[::1]:8476"),
+        (["127.0.1.1", "10.0.0.7"], None),
+        (["10.0.0.7"], None),  # others may resolve it to another address of this host
+        ([], None),
+    ],
+)
+@pytest.mark.parametrize("name", ["own", "OWN"])
+def test_an_own_name_that_only_this_host_reaches_listens_there(
+    monkeypatch, name, resolves, listens
+):
+    from shardlab.cluster.join import on_this_host
+
+    def resolve(host, *_, **__):
+        if not resolves:
+            raise socket.gaierror
+        return [(0, 0, 0, "", (address, 0)) for address in resolves]
+
+    monkeypatch.setattr(socket, "gethostname", lambda: "own")
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    assert on_this_host(f"{name}:8476").get("coordinator_bind_address") == listens
