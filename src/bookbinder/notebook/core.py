@@ -137,7 +137,7 @@ def _changed(statement):
 
 
 def _cells(text, is_on_path):
-    """The code cells of a piece of a chapter, without those of exercises."""
+    """The code cells of a part of a chapter, without those of exercises."""
     text = _GATED.sub("", text)
     return [Cell(match["code"].lstrip("\n"), is_on_path) for match in _CELL.finditer(text)]
 

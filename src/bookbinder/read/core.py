@@ -132,7 +132,7 @@ def _listed(file):
 
 
 def sections(text):
-    """The pieces of a chapter between its headings: (level, heading, first line, last line, text);
+    """The parts of a chapter between its headings: (level, heading, first line, last line, text);
     the first one is the title's, whose heading is "".
     """
     lines, starts, fence = text.split("\n"), [], ""

@@ -19,21 +19,7 @@ from bs4 import BeautifulSoup
 from bookbinder.page import pages
 
 FOLDER = "OEBPS"
-STYLE = """
-body { line-height: 1.5; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 0.8em; line-height: 1.35; margin: 0.4em 0; }
-code { font-size: 0.9em; }
-pre code { font-size: 1em; }
-svg, img { max-width: 100%; height: auto; }
-figure { margin: 1em 0; }
-figcaption, .elsewhere { font-size: 0.85em; color: #555; }
-table { border-collapse: collapse; font-size: 0.85em; }
-th, td { border: 1px solid #ccc; padding: 0.2em 0.5em; text-align: left; }
-.cell_input pre { background: #f5f6f8; padding: 0.5em; }
-.admonition, .predict, .bridge { border-left: 4px solid #0072b2; padding-left: 0.8em; margin: 1em 0; }
-.admonition-title { font-weight: bold; }
-.choices label { display: block; }
-"""  # noqa: E501
+STYLE = Path(__file__).with_suffix(".css")
 CONTAINER = """<?xml version="1.0" encoding="UTF-8"?>
 <container version="1.0" xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles>
 <rootfile full-path="OEBPS/book.opf" media-type="application/oebps-package+xml"/></rootfiles></container>
@@ -124,7 +110,7 @@ def write(bound, file, program, title, cited):
         archive.writestr("mimetype", "application/epub+zip", zipfile.ZIP_STORED)
         archive.writestr("META-INF/container.xml", CONTAINER)
         archive.writestr(f"{FOLDER}/book.opf", _package(pieces, images, title, cited))
-        archive.writestr(f"{FOLDER}/style.css", STYLE)
+        archive.write(STYLE, f"{FOLDER}/style.css")
         for name, text, body in pieces:
             page = PAGE.format(title=html.escape(text), body=body)
             archive.writestr(f"{FOLDER}/{name}", page)
