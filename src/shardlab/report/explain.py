@@ -139,18 +139,13 @@ def explain(
     gathered = findings.gathered_dimensions(located.collectives)
     placed = arrays, results, mesh_left, report.devices, judgement.forward, gathered
     found = [*findings.of_arrays(*placed)]
-    declared = dict(kernels.written(jaxpr)) if jaxpr is not None else {}
-    for kernel, size in report.kernels.items():
-        declared[kernel] = size or declared.get(kernel, size)
     if jaxpr is not None:
         found += findings.of_varying(mismatches(jaxpr), _name(f) if wrapper == "pmap" else "")
         if located.origins.is_differentiated:
             found += captured.of_fixed_keys(jaxpr)
-    repeats, trained = judgement.repeats, judgement.forward
-    inheritance = program.inheritance
-    tensor = inheritance.tensor if inheritance is not None else ()
+    tensor = program.inheritance.tensor if program.inheritance is not None else ()
     # Of a program without a backward pass nothing tells weights from data.
-    told_apart = located.origins.is_differentiated or repeats > 1.5
+    told_apart = located.origins.is_differentiated or judgement.repeats > 1.5
     if not judgement.is_in_specs and told_apart:
         weights = {one.type for one in results} if is_gradient else set()
         found += findings.of_batch(
@@ -158,8 +153,8 @@ def explain(
             results,
             report.moves,
             mesh_left,
-            repeats,
-            trained,
+            judgement.repeats,
+            judgement.forward,
             tensor,
         )
     if wrapper == "pmap" and located.origins.is_differentiated:
@@ -184,13 +179,21 @@ def explain(
     found = tuple(findings.by_harm([*found, *report.findings], _spare_axes(report, arrays)))
     alone = report.devices == 1 and backend == jax.default_backend()
     idle = jax.device_count() - 1 if alone else 0
-    report = replace(report, findings=found, idle=idle, kernels=declared)
+    report = replace(report, findings=found, idle=idle, kernels=_declared(report, jaxpr))
     report = replace(report, arrays=tuple(arrays), memory=sizes, temporaries=temporaries)
     if not try_remedies:
         return report
     tried = Tried(f, args, kwargs, shardings, result_arrays, located.meshes, chip, wrapper)
     with _words_of_the_compiler(are_shown=False):  # of other programs than this one
         return with_trials(report, tried)
+
+
+def _declared(report, jaxpr):
+    """The bytes of each kernel: as the program declares them, else as it was traced."""
+    declared = dict(kernels.written(jaxpr)) if jaxpr is not None else {}
+    for kernel, size in report.kernels.items():
+        declared[kernel] = size or declared.get(kernel, size)
+    return declared
 
 
 def compare(before: Report, after: Report) -> Comparison:
