@@ -206,7 +206,7 @@ def test_numbers_of_home_are_counted(page):
 
 def test_buttons_and_proofs_lead_somewhere(page, site):
     buttons = {link.get_text(): link["href"] for link in page.select(".buttons a")}
-    pages = {"Start: your step on all devices": "start.html", "The tool": "shardlab.html"}
+    pages = {"Start: your step on all devices": "start.html", "The book in an hour": "evening.html"}
     assert buttons == pages | {"Open in Colab": WHERE.colab("index")}
     using = BeautifulSoup((site / "using.html").read_text("utf-8"), "html.parser")
     proofs = using.select(".proofs li")

@@ -97,9 +97,8 @@ def _of_core(book, targets, address, commit, parser):
             title, set_up_cell, *rest = notebook.cells
             page = f"[The whole chapter]({address.page(chapter.name)})"
             title["source"] = f"{title['source'].partition(chr(10))[0]}\n\n{page}"
-            first = cells[1:2] or [set_up_cell]
-            is_same = cells and set_up_cell["source"] == first[0]["source"]
-            cells += [title, *([] if is_same else [set_up_cell]), *rest]
+            is_same = cells and set_up_cell["source"] == cells[0]["source"]
+            cells += [*([] if is_same else [set_up_cell]), title, *rest]
         if cells:
             own = f"[![Open in Colab]({BADGE})]({address.colab(path)})"
             book_link = f"[{book.config.get('title', 'The book')}]({address.site})"
