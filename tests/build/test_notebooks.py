@@ -760,7 +760,11 @@ PROGRAMS = [chapter.name for chapter in BOOK.chapters if chapter.runs]
 def published(site):
     """The notebooks that `make book` leaves, by their chapter."""
     folder = site.parent / "notebooks"
-    return {file.stem: nbformat.read(file, as_version=4) for file in folder.glob("*.ipynb") if file.stem not in core.TITLES}
+    return {
+        file.stem: nbformat.read(file, as_version=4)
+        for file in folder.glob("*.ipynb")
+        if file.stem not in core.TITLES
+    }
 
 
 def test_every_chapter_with_code_has_its_notebook_and_its_buttons(published, site):

@@ -533,6 +533,7 @@ def clone(tmp_path_factory):
     (sources / "book/two.md").write_text(chapter("Two", "x = 1", ON_COLAB, VARIES))
     entries = "chapters:\n  - file: book/one\n  - file: book/two\n"
     (sources / "_toc.yml").write_text(f"format: jb-book\nroot: book/index\n{entries}")
+    (sources / "book" / "core.yml").unlink()
     # of which the words for the search name chapters that are not here
     config = (sources / "_config.yml").read_text()
     (sources / "_config.yml").write_text(
