@@ -44,7 +44,6 @@ summary::after { content: none !important; }
 .cover { break-before: auto; page: cover; }
 .cover h1 { font-size: 2.6rem; margin: 30vh 0 3rem; }
 .subtitle { font-size: 1.6rem; }
-.bridge { padding-left: 0.8rem; border-left: 3px solid var(--device-0); }
 .contents ul { list-style: none; padding: 0; margin: 0.2rem 0 1rem; }
 .contents li { break-inside: avoid; display: flex; gap: 0.5rem; align-items: baseline; }
 .contents li::after { content: ""; order: 1; flex: 1; border-bottom: 1px dotted; }
@@ -144,13 +143,9 @@ def _cover(bound, config, cited, where, subtitle=""):
     cover.append(bound.new_tag("h1", string=cited.get("title") or config["title"]))
     if subtitle:
         cover.append(bound.new_tag("p", attrs={"class": "subtitle"}, string=subtitle))
-    people = [
-        one.get("name") or f"{one['given-names']} {one['family-names']}"
-        for one in cited.get("authors", ())
-    ]
     edition = f"Version {cited['version']}, {cited['date-released']}" if cited else ""
     for line in (
-        ", ".join(people) or config.get("author", ""),
+        ", ".join(citation.people(cited)) or config.get("author", ""),
         edition,
         f"© {config.get('copyright', '')}",
     ):

@@ -1,5 +1,5 @@
-"""What the tests of the explorer and of the planner share: a page of one chapter, named by CHAPTER
-in their file.
+"""What these tests share: a page of one chapter, named by CHAPTER in their file, for the explorer
+and the planner; and pages of the site, for home and the paths.
 """
 
 import subprocess
@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from places import ROOT
+from waiting import SOON
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +38,23 @@ def visit(browser, chapter):
     for context in contexts:
         context.close()
     assert not [error for error in errors if "/explorer/" in error]
+
+
+@pytest.fixture
+def open_page(browser, home):
+    """Open a page of the site as a new reader, with Playwright's options for who reads; an error in
+    its scripts fails the test.
+    """
+    contexts = []
+
+    def page_of(address, **options):
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(SOON * 1000)
+        page.on("pageerror", lambda error: pytest.fail(str(error)))
+        page.goto(f"{home}{address}")
+        return page
+
+    yield page_of
+    for context in contexts:
+        context.close()

@@ -44,21 +44,9 @@ def page(site):
 
 
 @pytest.fixture
-def reader(browser, home):
+def reader(open_page):
     """Open the home page: `reader(DESK)`, with Playwright's options for who reads."""
-    contexts = []
-
-    def open_page(viewport=DESK, **options):
-        contexts.append(browser.new_context(viewport=viewport, **options))
-        page = contexts[-1].new_page()
-        page.set_default_timeout(SOON * 1000)
-        page.on("pageerror", lambda error: pytest.fail(str(error)))
-        page.goto(f"{home}index.html")
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
+    return lambda viewport=DESK, **options: open_page("index.html", viewport=viewport, **options)
 
 
 # --- Minutes and links ----------------------------------------------------------------------------

@@ -16,23 +16,15 @@ PAGES = list(dict.fromkeys(stop.chapter for stop in HOUR))
 expect.set_options(timeout=SOON * 1000)
 
 
+DESK = {"width": 1280, "height": 900}
+
+
 @pytest.fixture
-def reader(browser, home):
+def reader(open_page):
     """Open a page: `reader("arrays.html?path=hour")`, with Playwright's options for who reads."""
-    contexts = []
-
-    def open_page(address, viewport=None, **options):
-        viewport = viewport or {"width": 1280, "height": 900}
-        contexts.append(browser.new_context(viewport=viewport, **options))
-        page = contexts[-1].new_page()
-        page.set_default_timeout(SOON * 1000)
-        page.on("pageerror", lambda error: pytest.fail(str(error)))
-        page.goto(f"{home}{address}")
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
+    return lambda address, viewport=DESK, **options: open_page(
+        address, viewport=viewport, **options
+    )
 
 
 def shown(page):
@@ -50,6 +42,7 @@ def test_next_leads_through_all_sections_of_the_hour_and_no_others(reader):
         expect(page.locator(".path-bar")).to_be_visible()
         name = re.search(r"(\w+)\.html", page.url)[1]
         if name == "evening":
+            expect(page.get_by_role("heading", name="What to read now")).to_be_in_viewport()
             break
         names.append(name)
         places += [(name, anchor) for anchor in shown(page)]

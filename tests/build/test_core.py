@@ -47,13 +47,13 @@ def test_no_section_stands_before_a_chapter_that_its_own_asks_for():
 
 def test_times_count_text_code_bridges_and_predictions_and_no_exercise():
     text = "## One\n\n" + "word " * 400 + "\n\n```{code-cell} ipython3\n" + "x = 1\n" * 50 + "```\n"
-    stop = core.Stop("one", "One", "one", text, 1, 2)
+    stop = core.Stop("one", "One", "one", text, 1)
     assert stop.minutes == 401 / 200 + 50 / 50  # with the word of the heading
-    told = core.Stop("one", "One", "one", text, 1, 2, bridge="word " * 200)
+    told = core.Stop("one", "One", "one", text, 1, bridge="word " * 200)
     assert round(told.minutes - stop.minutes, 2) == 1
     exercise = "```{exercise-start} Long ★\n```\n" + "word " * 900 + "\n```{exercise-end}\n```\n"
-    assert core.Stop("one", "One", "one", text + exercise, 1, 2).minutes == stop.minutes
-    asked = core.Stop("one", "One", "one", f"{text}\n**Predict.** What?\n", 1, 2)
+    assert core.Stop("one", "One", "one", text + exercise, 1).minutes == stop.minutes
+    asked = core.Stop("one", "One", "one", f"{text}\n**Predict.** What?\n", 1)
     assert page_of_core.times([asked]) == "3 minutes to read, 4 minutes with the predictions"
 
 

@@ -10,7 +10,7 @@ const { max, min, floor, ceil, log2 } = Math;
 const wrong = (words) => ({ error: { words } });
 
 // --- Machines ---
-// The machine that so many chips form: { chip, shape, rings, near, slices, chips }, or an error with the nearest ones.
+// The machine of so many chips: { chip, shape, rings, near, slices, chips }, or an error.
 function machine(name, chips, slices = 1) {
   const chip = explorer.data.chips[name];
   const known = Object.keys(chip.slices).map(Number);
@@ -49,7 +49,7 @@ function combinations(items, count) {
 }
 const gcd = (a, b) => (b ? gcd(b, a % b) : a);
 
-// For each mesh axis its parts of axes of the torus: [chips, distance between them, whether they close to a ring].
+// For each mesh axis its parts of torus axes: [chips, distance between them, whether they close].
 // Whole axes of the torus first; what is left is dealt out by common factors.
 function pieces(shape, rings, sizes) {
   let free = shape.map((_, i) => i);
@@ -175,7 +175,7 @@ function sizesOf({ layers, d_model: d, d_ff: f, heads, kv_heads: kv, head_dim, v
   };
 }
 
-// FLOPs of a token: of a forward pass, and of what is computed again; and those of its scores in a layer.
+// FLOPs of a token: of a forward pass, of what is computed again, and of its scores in a layer.
 function flopsOf(model, { attention, ff, mixed, each, multiplied }, sequence, recomputes) {
   const { layers, d_model: d, heads, kv_heads: kv, head_dim, gated, experts, experts_per_token: chosen, rope_dim = 0 } = model;
   const scores = sequence * heads * (4 * head_dim + 2 * rope_dim);
@@ -233,7 +233,7 @@ function refused(model, given) {
 const DTYPES = { parameters: "bf16", gradients: "bf16", moments: "f32", master: "none" };
 const widths = (given) => Object.entries(DTYPES).map(([name, dtype]) => explorer.data.widths[given[name] ?? dtype] ?? 0);
 
-// [the memory of a chip, that of its host]: of the first stage of a pipeline, which keeps a micro-batch for each stage.
+// [the memory of a chip, that of its host], in the first stage, which keeps a micro-batch for each.
 function memoryOf(model, counted, given) {
   const { batch, data, fsdp, tensor, pipeline, context, expert = 1, microbatches: micro, stages, gathers, remat } = given;
   const { layers, vocab } = model;
@@ -245,7 +245,6 @@ function memoryOf(model, counted, given) {
   const longer = stages > 1 && micro > 1 ? 1 + (pipeline - 1) / (pipeline * stages) : 1; // in an interleaved schedule
   const keeping = min(micro, pipeline) * longer * layers / pipeline; // layers whose activations are kept
   const { recomputes, keeps, hosts } = explorer.data.remat[remat];
-  // TransformerEngine keeps the inputs of fp8 products in fp8
   const narrow = given.products === "fp8" && remat === "none" && !explorer.data.chips[given.chip].torus.length;
   const kept = narrow ? [3, 2.5, 2, model.gated ? 1.25 : 1.5] : keeps;
   const once = min(wide, 2); // wider parameters are cast before they are gathered
@@ -294,7 +293,7 @@ function step(model, counted, made, where, given) {
   seconds.hbm = (micro * (reads * wide + gradient) * (many + dense) + update + 2 * width(keeps) * forToken + 4 * moved) / bandwidth;
   seconds.host = moved ? 2 * moved / chip.host_bytes_per_second : 0;
 
-  // Communication: for each axis where, which kind, how often, and the bytes of all its arrays together.
+  // Communication: for each axis where, which kind, how often, and how many bytes.
   const held = tokens * d * 2;
   const pairs = layers * (4 + repeated) + 2;
   const keys = model.kv_rank ? model.kv_rank + model.rope_dim : 2 * kv * head_dim / tensor;
@@ -330,7 +329,7 @@ function step(model, counted, made, where, given) {
     took[axis] = max(near / fitted.links, far / network) + late;
   }
 
-  // The time to expect: products at the share of the peak that their sizes reach, and what nothing hides.
+  // The time to expect: products at their share of the peak, and what nothing hides.
   const [, share] = Object.entries(fitted.products).find(([name]) => given.chip.startsWith(name)) || [0, fitted.other];
   const rows = max(tokens / micro, 1e-9);
   const precision = (given.products || "bf16") === "bf16" ? "bf16" : "narrow";

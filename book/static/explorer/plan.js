@@ -60,7 +60,7 @@ function priced(made, some, given) {
     best.rank = best.fits ? floor(100 * log(best.expected_seconds)) : best.total_bytes;
     return best;
   });
-  // A context axis must gain what interleaving must: else as much fsdp instead is as good.
+  // A context axis must gain what interleaving must.
   const shorter = {};
   const earning = [...choices].sort((p, q) => p.mesh.context - q.mesh.context).filter((one) => {
     const { data, tensor, pipeline, expert } = one.mesh;
@@ -77,7 +77,7 @@ const shared = (made, { model, batch, sequence }, several) => {
   return [all, all.filter(({ data, fsdp, expert }) => batch / sequence % (data * fsdp * expert) === 0)];
 };
 
-// If nothing fits: the smallest changes with which something does, each as [words, the best choice].
+// If nothing fits: the smallest changes with which something does: [words, best choice].
 function* remedies(made, given) {
   const kinds = explorer.data.most.remat; // without policies that have other names
   const more = kinds.slice(max(kinds.indexOf(given.remat), 0) + 1)

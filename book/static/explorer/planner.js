@@ -1,4 +1,4 @@
-// The planner's page: what its address calls its controls, its answer, its tables, and speed and latency against the batch.
+// The planner's page: how its address calls its controls, its answer, tables, plots.
 (function (explorer) {
 "use strict";
 const { bar, bytesText, codeBox, figure, folded, fromConfig, g, gigabytes, h, meshText, pictures, plain, planCode, rect,
@@ -48,7 +48,7 @@ function command(form) {
 }
 
 // --- What no run tests ---
-// The lines of shardlab.plan's report about its first mesh.
+// The lines of shardlab.plan about its first mesh.
 function beyond(choice, { model, chip, sequence, products = "bf16" }) {
   const [kind, tested] = isTpu(chip) ? ["TPUs", explorer.data.tested.tpu] : ["GPUs", explorer.data.tested.gpu];
   const most = (n) => ` (at most ${plain(n)})`;
@@ -60,7 +60,7 @@ function beyond(choice, { model, chip, sequence, products = "bf16" }) {
   return missing.length ? [`No published run on ${kind} tests ${missing.join("; ")}.`] : [];
 }
 
-// The kind of plan that a choice is, and how far off expected times were for it.
+// The kind of plan that a choice is, and how far off its times were.
 function bandOf({ mesh }, { model, chip, sequence, products = "bf16" }) {
   const { bands, fitted, most, order } = explorer.data;
   const family = isTpu(chip) ? "tpu" : "gpu";
@@ -86,7 +86,7 @@ const answered = (...nodes) => h("div", { class: "planner-answer" }, ...nodes);
 const fitMark = (fits) => h("span", { class: fits ? "planner-fits" : "planner-bad" }, fits ? "✓ fits" : "✗ too much");
 const range = (n, spread, write) => `${write(n / spread)} to ${write(n * spread)}`;
 
-// A plot: a line through points [x, y, whether it fits], over x that doubles, with the range of y in grey.
+// A line through points [x, y, whether it fits], over x that doubles, the range of y in grey.
 function plot(name, of, points, spread, write, wide) {
   const [width, height, left, low] = [300, 150, 46, 118];
   const [xs, ys] = [points.map(([x]) => Math.log2(x)), points.map(([, y]) => y)];
@@ -131,22 +131,12 @@ function planned(asked, helps) {
 const named = ({ mesh }) => explorer.data.order.filter((axis) => mesh[axis] > 1).map((axis) => `${axis}-${mesh[axis]}`).join(".") ||
   "data-1";
 
-// Tokens per second and chip and the days for so many tokens, of a step that takes so long.
+// Tokens per second and chip, and days for so many tokens.
 const rates = (asked, seconds, tokens) => ({ speed: asked.batch / seconds / asked.chips, days: tokens / (asked.batch / seconds) / 86400 });
 
-// Both lines against the batch, from when they are to be seen, each batch in a task of its own when the page is idle.
-const idly = window.requestIdleCallback || ((work) => setTimeout(work, 50)); // Safari has none
-let watching;
-function seen(box, work) {
-  watching?.disconnect();
-  watching = new IntersectionObserver((marks, observer) => {
-    if (!marks.some((mark) => mark.isIntersecting)) return;
-    observer.disconnect();
-    work();
-  }, { rootMargin: "200px" });
-  watching.observe(box);
-}
-let turn = 0;
+// Both lines, once in sight, a batch whenever the page is idle.
+const idly = window.requestIdleCallback ?? setTimeout;
+let turn = 0, watching;
 function against(box, asked, spread) {
   const mine = ++turn;
   const batches = [-3, -2, -1, 0, 1, 2, 3].map((n) => asked.batch * 2 ** n).filter((batch) => batch % asked.sequence === 0 && batch <= 1e9);
@@ -164,7 +154,13 @@ function against(box, asked, spread) {
         plot("Time of a step", "tokens in a batch", points((n, seconds) => seconds), spread, seconds, short));
     }
   };
-  seen(box, () => idly(next));
+  watching?.disconnect();
+  watching = new IntersectionObserver((marks) => {
+    if (!marks.at(-1).isIntersecting) return;
+    watching.disconnect();
+    idly(next);
+  }, { rootMargin: "200px" });
+  watching.observe(box);
 }
 
 function train(form) {
@@ -303,7 +299,7 @@ const planner = {
   each: true, // of an address, what is right is kept
   sizes: () => [],
   show: (form) => (form.use === "serve" ? serve(form) : train(form)),
-  // A model from a file or a text; and another question begins with its own first mesh.
+  // A model from a file or a text. Another question begins with its own first mesh.
   begin({ form }, change) {
     const says = form.querySelector("[data-config]");
     const take = (words) => {

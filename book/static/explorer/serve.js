@@ -10,7 +10,7 @@ const { ceil, floor, max, min } = Math;
 // Of the routed experts' matrices, the share that some token is sent to.
 const touched = ({ experts, experts_per_token: chosen }, tokens) => (experts ? 1 - (1 - chosen / experts) ** tokens : 1);
 
-// What all axes of a replica send, in a pair: at least, and more where nodes and links are not expected to overlap.
+// What all axes of a replica send: at least, and where nodes and links do not overlap.
 function sending({ model, counted, made: { chip }, places: [over, experts, stages], pipeline }, tokens) {
   const { layers, d_model: d, experts_per_token: chosen } = model;
   const pair = (kind, calls, bytes, where) => axisSeconds(kind, calls, calls * bytes, where, true, chip);

@@ -5,14 +5,11 @@ sections that theirs needs.
 import ast
 import re
 import symtable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bookbinder.read import core
-from bookbinder.read.book import Chapter
+from bookbinder.read.book import CELL
 
-_CELL = re.compile(
-    r"^```\{code-cell\}[^\n]*\n(?P<options>(?::[^\n]*\n)*)(?P<code>.*?)^```$", re.S | re.M
-)
 _GATED = re.compile(r"^```\{(exercise|solution)-start\}.*?^```\{\1-end\}\n```$", re.S | re.M)
 _CHANGES = {"add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update"}
 _PROCESSES = "%%processes"
@@ -27,12 +24,6 @@ def chapters(book, path):
     stops = core.path(book, path)
     names = dict.fromkeys(stop.chapter for stop in stops)
     return [_excerpt(book.chapter(name), [s for s in stops if s.chapter == name]) for name in names]
-
-
-class _Excerpt(Chapter):
-    """A chapter whose text is made."""
-
-    text = ""
 
 
 def _excerpt(chapter, stops):
@@ -57,8 +48,8 @@ def _excerpt(chapter, stops):
         for n, (where, cell) in enumerate(cells):
             if where == place and n in kept:
                 parts.append(f"```{{code-cell}} ipython3\n:tags: [hide-cell]\n\n{cell.code}```")
-    excerpt = _Excerpt(chapter.root, chapter.name, chapter.is_appendix)
-    excerpt.__dict__["text"] = "\n\n".join(parts) + "\n"
+    excerpt = replace(chapter)
+    excerpt.__dict__["text"] = "\n\n".join(parts) + "\n"  # in place of the file's
     return excerpt
 
 
@@ -139,7 +130,7 @@ def _changed(statement):
 def _cells(text, is_on_path):
     """The code cells of a part of a chapter, without those of exercises."""
     text = _GATED.sub("", text)
-    return [Cell(match["code"].lstrip("\n"), is_on_path) for match in _CELL.finditer(text)]
+    return [Cell(match["code"].lstrip("\n"), is_on_path) for match in CELL.finditer(text)]
 
 
 def needed(cells):

@@ -93,7 +93,7 @@ def _of_core(book, targets, address, commit, parser):
                 book, chapter, targets, address, commit or address.branch, parser
             )
             notebook = _Notebook(text, commit)
-            notebook.text()
+            notebook.read()
             title, set_up_cell, *rest = notebook.cells
             page = f"[The whole chapter]({address.page(chapter.name)})"
             title["source"] = f"{title['source'].partition(chr(10))[0]}\n\n{page}"
@@ -146,10 +146,11 @@ class _Notebook:
 
     def text(self):
         """The notebook as the text of a file."""
-        self._read()
+        self.read()
         return _as_text(self.cells, self.chapter.name)
 
-    def _read(self):
+    def read(self):
+        """Make the cells."""
         source = self.chapter.text
         lines = source.split("\n")
         code = iter([cell for cell in self.chapter.notebook.cells if cell.cell_type == "code"])

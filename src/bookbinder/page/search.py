@@ -26,7 +26,7 @@ from sphinx.util import docname_join
 
 from bookbinder.page import pages
 from bookbinder.page.terms import bare
-from bookbinder.read.book import APPENDICES, FOLDER
+from bookbinder.read.book import APPENDICES, FOLDER, slug
 
 FILE = "search-index.js"
 TEXTS = "search"  # the folder with a script for each page
@@ -276,13 +276,6 @@ def _write_script(file, name, data):
     data = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     file.parent.mkdir(parents=True, exist_ok=True)  # of a page in a folder
     file.write_text(f"{name} = {data};\n", "utf-8")
-
-
-def slug(heading):
-    """The anchor that most headings have, as search.js makes it too:
-    "all-reduce-twice-the-bytes".
-    """
-    return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
 
 
 # --- Words, and where they stand ------------------------------------------------------------------

@@ -41,6 +41,11 @@ SETTINGS = {
     "sphinx: extra_extensions": list,
     "execute": dict,
 }
+# A code cell, from its fence to its end.
+CELL = re.compile(
+    r"^```\{code-cell\}[^\n]*\n(?P<options>(?::[^\n]*\n)*)(?P<code>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
 IN_WORDS = {str: "a text, in quotes", dict: "a table of settings", list: "a list of texts"}
 SOURCES = (FOLDER, "src", "_config.yml", "_toc.yml")  # what people edit there
 
@@ -345,6 +350,13 @@ def _config_of(root):
     return parser_config(yaml.safe_load(file.read_text("utf-8")) or {} if file.is_file() else {})
 
 
+def slug(heading):
+    """The anchor that most headings have, as search.js makes it too:
+    "all-reduce-twice-the-bytes".
+    """
+    return re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
+
+
 def reading_minutes(text):
     """The minutes that a text and its code take to read, without exercises, outputs and folded
     cells; not rounded.
@@ -354,12 +366,9 @@ def reading_minutes(text):
         _block("exercise") + "|" + _block("solution"), "", text, flags=re.DOTALL | re.MULTILINE
     )
     lines = 0
-    for cell in re.findall(
-        r"^```\{code-cell\}[^\n]*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE
-    ):
-        options, code = re.fullmatch(r"((?::[^\n]*\n)*)(.*)", cell, re.DOTALL).groups()
-        if not re.search("hide-cell|hide-input|remove-", options):
-            lines += len([line for line in code.split("\n") if line.strip()])
+    for cell in CELL.finditer(text):
+        if not re.search("hide-cell|hide-input|remove-", cell["options"]):
+            lines += len([line for line in cell["code"].split("\n") if line.strip()])
     code = r"^(`{3,})(?:\{(?:code-cell|code-block|literalinclude|math)\}[^\n]*|\w*)\n.*?^\1$"
     text = re.sub(code, "", text, flags=re.DOTALL | re.MULTILINE)
     return len(re.findall(r"\S*\w\S*", text)) / WORDS_A_MINUTE + lines / LINES_A_MINUTE

@@ -33,6 +33,14 @@ def of(root):
     return cited
 
 
+def people(cited):
+    """The names of the authors that the file's content names."""
+    return [
+        one.get("name") or f"{one['given-names']} {one['family-names']}"
+        for one in cited.get("authors", ())
+    ]
+
+
 def edition(root):
     """The version, and the day on which it was released: "0.2.0 of 2026-11-26"; "" if nothing says
     so.

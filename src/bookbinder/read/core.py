@@ -19,7 +19,7 @@ from difflib import get_close_matches
 
 import yaml
 
-from bookbinder.read.book import FOLDER, BookError, reading_minutes
+from bookbinder.read.book import FOLDER, BookError, reading_minutes, slug
 
 FILE = f"{FOLDER}/core.yml"
 TITLES = {"evening": "The evening", "hour": "The hour"}
@@ -40,7 +40,7 @@ class Stop:
       heading: as the chapter has it; "" for the opening.
       anchor: where it is on the page; "" for the opening.
       text: its source, without subsections.
-      first, last: the lines of that in the chapter, from 1, the last one included.
+      first: the first line of that in the chapter, from 1.
       is_in_hour: whether the shorter path has it too.
       bridge: what one has to know of sections that are left out before it; "" if nothing.
       bridge_in_hour: what readers of the hour have to know besides.
@@ -51,7 +51,6 @@ class Stop:
     anchor: str
     text: str
     first: int
-    last: int
     is_in_hour: bool = False
     bridge: str = ""
     bridge_in_hour: str = ""
@@ -94,7 +93,7 @@ def stops(book):
                 message = f"{name} has no section {heading!r}{_near(heading, headings)}"
                 raise BookError(FILE, None, message)
             place = headings.index(heading)
-            level, _, first, end, text = pieces[place]
+            level, _, first, _, text = pieces[place]
             if place <= last:
                 raise BookError(FILE, None, f"{name}: {heading!r} stands before what it follows")
             above = [n for n in range(place) if pieces[n][0] < level]
@@ -102,10 +101,9 @@ def stops(book):
                 message = f"{name}: {heading!r} needs the section that it is in, listed before it"
                 raise BookError(FILE, None, message)
             last = place
-            anchor = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
             said = (" ".join(entry.get(key, "").split()) for key in ("bridge", "bridge_in_hour"))
             is_in_hour = entry.get("hour", False)
-            found.append(Stop(name, heading, anchor, text, first, end, is_in_hour, *said))
+            found.append(Stop(name, heading, slug(heading), text, first, is_in_hour, *said))
     return tuple(found)
 
 

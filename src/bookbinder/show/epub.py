@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 from bs4 import BeautifulSoup
 
 from bookbinder.page import pages
+from bookbinder.read import citation
 
 FOLDER = "OEBPS"
 STYLE = Path(__file__).with_suffix(".css")
@@ -82,17 +83,19 @@ def write(bound, file, program, title, cited):
         sentence = mark.find_parent(class_="elsewhere")
         word = "The question" if "question" in sentence.get_text() else "The answer"
         mark.string = word
-        sentence.contents = [mark]
+        sentence.clear()
+        sentence.append(mark)
     for one in bound.select("img[src]"):
         picture = Path(unquote(urlsplit(one["src"]).path))
         one["src"] = images.setdefault(picture, f"images/{len(images)}{picture.suffix}")
         one["alt"] = one.get("alt", "")
     articles = bound.select("article")
     names = {one["id"] for one in articles if one.get("id")}
+    ids = {one["id"] for one in bound.select("[id]")}
     for link in bound.select('[href^="#"]'):
         place = link["href"][1:]
         name = place.partition("--")[0]
-        if bound.find(id=place) is None:
+        if place not in ids:
             link.unwrap()  # to what is left out
         else:
             link["href"] = f"{name}.xhtml#{place}" if name in names else f"cover.xhtml#{place}"
@@ -145,11 +148,9 @@ def _plain(body):
 def _package(pieces, images, title, cited):
     """The list of all files, in the order in which they are read."""
     whole = f"{title}: {cited['title']}" if cited else title
-    people = [
-        one.get("name") or f"{one['given-names']} {one['family-names']}"
-        for one in cited.get("authors", ())
-    ]
-    names = [name for name, *_ in pieces]
+    people = map(html.escape, citation.people(cited))
+    first = ["cover.xhtml", "nav.xhtml"]
+    order = first + [name for name, *_ in pieces if name not in first]
     items = [
         f'<item id="{_id(name)}" href="{name}" media-type="application/xhtml+xml"'
         f"{_properties(name, body)}/>"
@@ -162,15 +163,10 @@ def _package(pieces, images, title, cited):
     return PACKAGE.format(
         id=uuid.uuid5(uuid.NAMESPACE_URL, whole),
         title=html.escape(whole),
-        creators="".join(f"<dc:creator>{html.escape(one)}</dc:creator>" for one in people),
+        creators="".join(f"<dc:creator>{name}</dc:creator>" for name in people),
         day=cited.get("date-released", "2026-01-01"),
         manifest="".join([*items, '<item id="style" href="style.css" media-type="text/css"/>']),
-        spine="".join(f'<itemref idref="{_id(name)}"/>' for name in ("cover.xhtml", "nav.xhtml"))
-        + "".join(
-            f'<itemref idref="{_id(name)}"/>'
-            for name in names
-            if name not in ("cover.xhtml", "nav.xhtml")
-        ),
+        spine="".join(f'<itemref idref="{_id(name)}"/>' for name in order),
     )
 
 

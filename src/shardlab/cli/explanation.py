@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import traceback
+from contextlib import contextmanager
 from pathlib import Path
 
 from shardlab._arguments import nearest
@@ -124,7 +125,8 @@ def run(options):
         )
     from shardlab.report.explain import explain
 
-    try:
+    with _told_as(f"{options.program} cannot be explained"):
+        # what the program itself raises while it is traced and compiled, too
         report = explain(
             program,
             *args,
@@ -133,11 +135,6 @@ def run(options):
             try_remedies=options.try_remedies,
             **kwargs,
         )
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        # what the program itself raises while it is traced and compiled, too
-        raise Wrong(f"{options.program} cannot be explained: {_told(error)}") from None
     print(report.to_json() if options.json else report)
     return 0
 
@@ -159,21 +156,19 @@ def _made(name):
     """What module:function returns: the program, its arguments, and its keyword arguments."""
     module_name, _, function_name = name.partition(":")
     sys.path.insert(0, os.getcwd())  # as python -m does
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+    with _told_as(f"{name}: importing {module_name} failed"):
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            missing = error.name
+            if not missing or not f"{module_name}.".startswith(f"{missing}."):
+                raise
             here = [path.stem for path in Path.cwd().glob("*.py")]
             raise Wrong(
-                f"{name}: there is no module {error.name!r} in this folder or "
-                f"installed{nearest(error.name, here)}; run this in the folder of the module, "
+                f"{name}: there is no module {missing!r} in this folder or "
+                f"installed{nearest(missing, here)}; run this in the folder of the module, "
                 "or set PYTHONPATH"
             ) from None
-        raise Wrong(f"{name}: importing {module_name} failed: {_told(error)}") from None
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise Wrong(f"{name}: importing {module_name} failed: {_told(error)}") from None
     function = getattr(module, function_name, None)
     if not callable(function):
         known = [
@@ -186,12 +181,8 @@ def _made(name):
             f"{function_name!r}{nearest(function_name, known)}; write one that returns (step, "
             "args)"
         )
-    try:
+    with _told_as(f"{name}() failed"):
         outcome = function()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise Wrong(f"{name}() failed: {_told(error)}") from None
     if not (
         isinstance(outcome, tuple)
         and len(outcome) in (2, 3)
@@ -206,6 +197,17 @@ def _made(name):
             "args is a tuple and kwargs a dict"
         )
     return outcome[0], tuple(outcome[1]), outcome[2] if len(outcome) == 3 else {}
+
+
+@contextmanager
+def _told_as(what):
+    """Tell in a line whatever code of others raises, but for Ctrl-C."""
+    try:
+        yield
+    except (KeyboardInterrupt, Wrong):
+        raise
+    except BaseException as error:
+        raise Wrong(f"{what}: {_told(error)}") from None
 
 
 def _told(error):

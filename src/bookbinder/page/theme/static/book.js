@@ -69,11 +69,10 @@
   const path = new URLSearchParams(location.search).get("path") ?? keep.get("path");
   if (path) {
     const leave = () => { keep.set("path", ""); keep.set("path-at", ""); };
-    const last = keep.get("path-at"), page = location.pathname.split("/").pop().replace(".html", "");
     keep.set("path", path);
     Promise.all([load("core.js"), load("core-stops.js")]).then(() => {
-      globalThis.followPath({ path, leave, last });
-      if (globalThis.coreStops[path]?.stops.some((stop) => stop.page === page)) keep.set("path-at", page);
+      const page = globalThis.followPath({ path, leave, last: keep.get("path-at") });
+      if (page) keep.set("path-at", page);
     }, () => {});
   }
 

@@ -1,5 +1,6 @@
 // Along the core of the book: on each page the sections of the path that the reader is on, numbered; what it leaves out
-// is folded, and what one has to know of that is said. book.js loads this for those who are on a path.
+// is folded, and what one has to know of that is said. book.js loads this for those who are on a path. Returns the name
+// of a page that the path leads through.
 globalThis.followPath = ({ path, leave, last }) => {
   const { title, stops } = globalThis.coreStops[path] ?? {};
   if (!title) return leave();
@@ -85,7 +86,7 @@ globalThis.followPath = ({ path, leave, last }) => {
     return Object.assign(to, { href: address(stop), rel: kind });
   };
   around.replaceChildren(...(before ? [link(mine.find((stop) => stop.page === before.page), "prev", "Previous")] : []),
-    after ? link(after, "next", "Next") : Object.assign(element("a", "next", `<small>The end of ${title}</small> What to read now`), { href: "evening.html#after" }));
+    after ? link(after, "next", "Next") : Object.assign(element("a", "next", `<small>The end of ${title}</small> What to read now`), { href: "evening.html#evening-after" }));
 
   // Where the address leads, now that pieces are folded.
   const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
@@ -93,4 +94,5 @@ globalThis.followPath = ({ path, leave, last }) => {
     target.closest(".left-out[hidden]")?.dispatchEvent(new Event("beforematch"));
     target.scrollIntoView();
   }
+  return name;
 };
