@@ -16,11 +16,12 @@ import json
 import os
 import platform
 import subprocess
-import symtable
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+
+from bookbinder.read.statements import depended_on, makes_of, uses_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDINGS = ROOT / "src" / "shardlab" / "pods" / "recordings"
@@ -227,14 +228,12 @@ def slice_of(statements):
     something on which a program depends were left out, the program would not be compiled, or its
     text would not be the recorded one.
     """
-    words, known, bodies = {"Pod", "emulate"}, None, {}
+    words, known = {"Pod", "emulate"}, None
     while known != words:  # once more, because a function may name a pod that is made after it
         known, roots = set(words), []
         for statement in statements:
-            uses, makes = _uses(statement), _makes(statement)
+            uses, makes = uses_of(statement), makes_of(statement)
             is_function = isinstance(statement, (ast.FunctionDef, ast.ClassDef))
-            if is_function:
-                bodies.setdefault(statement.name, set()).update(uses)
             if isinstance(statement, ast.ImportFrom):
                 words |= {name for name in makes if _compiles(statement.module, name)}
             elif uses & words and is_function:
@@ -242,89 +241,7 @@ def slice_of(statements):
             elif uses & words:
                 roots.append(statement)
                 words |= {name for part in ast.walk(statement) for name in _pods(part, words)}
-    chosen, wanted = [], set()
-    for statement in reversed(statements):
-        changes = _changes(statement)
-        if statement in roots or (_makes(statement) | changes) & wanted:
-            chosen.append(statement)
-            wanted -= _surely_makes(statement) - changes
-            more = _uses(statement)
-            while more:  # a function's body uses names when it is called, which is later
-                wanted |= more
-                more = {name for known in more for name in bodies.get(known, ())} - wanted
-    return chosen
-
-
-def _tables(statement):
-    """The symbol tables of a statement, and of the functions in it."""
-    tables = [symtable.symtable(ast.unparse(statement), "a statement", "exec")]
-    for table in tables:
-        tables += table.get_children()
-    return tables
-
-
-def _makes(statement):
-    """The names that a statement assigns."""
-    names = _tables(statement)[0].get_symbols()
-    return {name.get_name() for name in names if name.is_assigned() or name.is_imported()}
-
-
-def _surely_makes(statement):
-    """Those that it assigns in any case."""
-    if isinstance(statement, ast.With):
-        return set().union(*map(_surely_makes, statement.body))
-    is_plain = isinstance(
-        statement, (ast.Assign, ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-    )
-    return _makes(statement) if is_plain else set()
-
-
-def _uses(statement):
-    """The names whose values from before a statement uses, also in functions."""
-    if isinstance(statement, (ast.For, ast.With)):
-        is_loop = isinstance(statement, ast.For)
-        heads = [(statement.iter, statement.target)] if is_loop else []
-        heads += [
-            (item.context_expr, item.optional_vars) for item in getattr(statement, "items", ())
-        ]
-        found, made = set(), set()
-        for value, target in heads:
-            found |= _uses(ast.Expr(value)) - made
-            made |= (
-                {name.id for name in ast.walk(target) if isinstance(name, ast.Name)}
-                if target
-                else set()
-            )
-        for inner in statement.body:
-            found |= _uses(inner) - made
-            made |= _surely_makes(inner)
-        return found
-    return {
-        name.get_name()
-        for depth, table in enumerate(_tables(statement))
-        for name in table.get_symbols()
-        if name.is_referenced() and (depth == 0 or name.is_global())
-    }
-
-
-def _changes(statement):
-    """The names whose values it changes, as in `steps.append(step)`, `bytes["x"] = 1` and
-    `jax.set_mesh(mesh)`.
-
-    A stack that enters a context, `stack.enter_context(jax.set_mesh(mesh))`, also changes what the
-    context changes.
-    """
-    found = set()
-    for part in ast.walk(statement):
-        if isinstance(part, ast.Call) and getattr(part.func, "attr", "") == "enter_context":
-            found |= _changes(ast.Expr(part.args[0]))
-        is_call = isinstance(part, ast.Expr) and isinstance(part.value, ast.Call)
-        if is_call or isinstance(getattr(part, "ctx", None), ast.Store):
-            whole = target = part.value.func if is_call else part
-            while isinstance(target, (ast.Attribute, ast.Subscript)):
-                target = target.value
-            found |= {target.id} if isinstance(target, ast.Name) and target is not whole else set()
-    return found
+    return depended_on(statements, roots)
 
 
 def _pods(part, words):
@@ -338,7 +255,7 @@ def _pods(part, words):
                 and isinstance(value.func, ast.Name)
                 and value.func.id == "Pod"
             )
-            if is_pod or (isinstance(value, ast.Lambda) and _uses(ast.Expr(value)) & words):
+            if is_pod or (isinstance(value, ast.Lambda) and uses_of(ast.Expr(value)) & words):
                 return [
                     name.id
                     for target in part.targets

@@ -252,3 +252,8 @@ def test_its_notebook_has_all_its_sections_and_folds_what_is_not_of_them(site, p
     codes = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert sum("emulate(" in cell.source for cell in codes) >= 5
     assert not any("{exercise" in text or "Solution of" in text for text in texts)
+
+
+def test_what_a_loop_adds_to_is_made_before_it():
+    codes = [("total = 0\n", False), ("for x in range(3):\n    total += x\n", True)]
+    assert core_chapters.needed([core_chapters.Cell(*one) for one in codes]) == {0, 1}

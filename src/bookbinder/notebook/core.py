@@ -4,14 +4,14 @@ sections that theirs needs.
 
 import ast
 import re
-import symtable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from bookbinder.read import core
 from bookbinder.read.book import CELL
+from bookbinder.read.statements import depended_on
 
 _GATED = re.compile(r"^```\{(exercise|solution)-start\}.*?^```\{\1-end\}\n```$", re.S | re.M)
-_CHANGES = {"add", "append", "clear", "extend", "insert", "pop", "remove", "setdefault", "update"}
 _PROCESSES = "%%processes"
 # What a cell changes besides variables: the devices, the processes, the mesh of all that follows.
 _EFFECT = re.compile(
@@ -53,78 +53,25 @@ def _excerpt(chapter, stops):
     return excerpt
 
 
-@dataclass
+@dataclass(frozen=True)
 class Cell:
-    """A code cell: whether it is shown, and for each of its statements the names that it binds and
-    those that it loads.
-    """
+    """A code cell: its code, and whether it is shown."""
 
     code: str
     is_shown: bool
-    statements: list = field(default_factory=list)
-    functions: dict = field(default_factory=dict)  # what each function loads
-
-    def __post_init__(self):
-        # variables of processes are others than those of the notebook
-        self.space = "in a process: " if self.code.startswith(_PROCESSES) else ""
-        source = re.sub(r"^%.*$", "", self.code, flags=re.M)
-        try:
-            tree = ast.parse(source)
-        except SyntaxError:  # another magic
-            return
-        for statement in tree.body:
-            self._read(statement, ast.unparse(statement))
-
-    def _read(self, statement, source):
-        table = symtable.symtable(source, "cell", "exec")
-        own = table.get_symbols()
-        binds = {one.get_name() for one in own if one.is_assigned() or one.is_imported()}
-        loads = _globals(table) | {one.get_name() for one in own if one.is_referenced()}
-        for scope in table.get_children():
-            self.functions.setdefault(self.space + scope.get_name(), set()).update(
-                self.space + name for name in _globals(scope)
-            )
-        if isinstance(statement, (ast.For, ast.With)):  # which bind before they load
-            loads -= binds
-        binds |= (changed := _changed(statement))
-        loads |= changed
-        if isinstance(statement, (ast.If, ast.Try)):  # it may not bind them
-            loads |= binds
-        self.statements.append(
-            ({self.space + name for name in binds}, {self.space + name for name in loads})
-        )
 
     @property
-    def binds(self):
-        """All names that it binds."""
-        return set().union(*(binds for binds, _ in self.statements))
+    def is_of_processes(self):
+        """Whether its variables are those of processes, and not of the notebook."""
+        return self.code.startswith(_PROCESSES)
 
-
-def _globals(table):
-    """The variables of the notebook that a scope, and those within it, refer to."""
-    names = set()
-    if table.get_type() != "module":
-        names = {one.get_name() for one in table.get_symbols() if one.is_global()}
-    return names.union(*map(_globals, table.get_children()))
-
-
-def _changed(statement):
-    """The variables that x[0] = 1, x.y = 1 and x.append(1) change."""
-    if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
-        return set()
-    parts = [
-        node
-        for node in ast.walk(statement)
-        if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, ast.Store)
-    ]
-    parts += [
-        node.func
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in _CHANGES
-    ]
-    return {one.id for part in parts for one in ast.walk(part.value) if isinstance(one, ast.Name)}
+    @cached_property
+    def statements(self):
+        """Its statements, without magics; none if it is in another language."""
+        try:
+            return ast.parse(re.sub(r"^%.*$", "", self.code, flags=re.M)).body
+        except SyntaxError:
+            return []
 
 
 def _cells(text, is_on_path):
@@ -134,24 +81,20 @@ def _cells(text, is_on_path):
 
 
 def needed(cells):
-    """The places of the cells that are shown, and of those that bind what these need."""
-    kept, wanted, functions = set(), set(), {}
-    for cell in cells:
-        for name, loads in cell.functions.items():
-            functions.setdefault(name, set()).update(loads)
+    """The places of the cells that are shown, and of those on which these depend."""
     last = max((place for place, cell in enumerate(cells) if cell.is_shown), default=-1)
-    for place in reversed(range(last + 1)):
-        cell = cells[place]
-        if cell.is_shown or _EFFECT.search(cell.code) or cell.binds & wanted:
-            kept.add(place)
-            for binds, loads in reversed(cell.statements):
-                wanted -= binds - loads
-                _add(wanted, loads, functions)
+    kept = {
+        place
+        for place, cell in enumerate(cells[: last + 1])
+        if cell.is_shown or _EFFECT.search(cell.code)
+    }
+    for where in (True, False):
+        own = [n for n in range(last + 1) if cells[n].is_of_processes == where]
+        statements = [statement for n in own for statement in cells[n].statements]
+        more = kept & set(own)
+        while more:  # a cell that is needed for one statement runs with all of them
+            kept |= more
+            roots = [statement for n in kept & set(own) for statement in cells[n].statements]
+            chosen = {id(statement) for statement in depended_on(statements, roots)}
+            more = {n for n in own if chosen & set(map(id, cells[n].statements))} - kept
     return kept
-
-
-def _add(wanted, names, functions):
-    """Add names, and all that functions of these names load when they are called."""
-    for name in names - wanted:
-        wanted.add(name)
-        _add(wanted, functions.get(name, set()), functions)
