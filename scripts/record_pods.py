@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from bookbinder.read.statements import depended_on, makes_of, uses_of
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDINGS = ROOT / "src" / "shardlab" / "pods" / "recordings"
+COMPILING = re.compile(r"\b(Pod|verify)\(")
 VOLATILE = ("seconds", "source", "provenance")  # differ from one compile to the next
 
 
@@ -79,7 +81,9 @@ def main():
 def compiling(book):
     """The names of the chapters that compile for pods, and so have recordings."""
     return [
-        c.name for c in book.chapters if c.runs and any("Pod(" in cell.source for cell in c.cells)
+        c.name
+        for c in book.chapters
+        if c.runs and any(COMPILING.search(cell.source) for cell in c.cells)
     ]
 
 
