@@ -3,11 +3,12 @@ python := .venv/bin/python
 # The tests of a file, which share what is expensive, run in one process; files begin in the order of tests/conftest.py.
 parallel := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup book pdf check test chapter serve matrix links citations centres audit perturb compare scoreboard benchmark publish-notebooks lighthouse lint lock clean
+.PHONY: help setup book pdf slides check test chapter serve matrix links citations centres audit perturb compare scoreboard benchmark publish-notebooks lighthouse lint lock clean
 
 help:
 	@echo "make book                       build the book, _build/html/index.html, and its notebooks"
 	@echo "make pdf                        bind the book into one PDF with page numbers, _build/book.pdf"
+	@echo "make slides                     make slides of each path through the book, _build/slides (ARGS=arrays)"
 	@echo "make check                      check style, rules and shardlab, and the exercises of changed chapters"
 	@echo "make test                       run the tests that the last changes concern (ARGS=tests: all)"
 	@echo "make chapter FILE=book/x.md     run one chapter and make its page"
@@ -36,6 +37,9 @@ book: setup
 pdf: book
 	@scripts/system.sh
 	@$(python) scripts/pdf.py $(ARGS)
+
+slides: book
+	@$(python) scripts/slides.py $(ARGS)
 
 check: lint
 	@$(python) -m pytest --quick $(parallel) $(ARGS)

@@ -110,6 +110,7 @@ def substitutions(root, where):
         "repository": f"<{where.repository}>",
         "pdf": f"<{where.pdf}>",  # the book as one file
         **_core_files(where),
+        "slides": f"[the decks](<{where.site}slides/index.html>)",
         "install": f"```sh\n{where.install}\n```",  # how the package is installed
         "minimum_jax": package.of(root).minimum_jax,
         "versions": _versions(),  # what chapters are executed with
