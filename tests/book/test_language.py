@@ -136,3 +136,89 @@ def test_the_glossary_is_complete_and_in_order():
     assert len({name for names in terms.entries(BOOK) for name in names}) == sum(
         map(len, terms.entries(BOOK))
     )
+
+
+LINKS = r"\{doc\}`[^`]+`(?:,? (?:and )?\{doc\}`[^`]+`)*"
+SUBJECT = re.compile(rf"(?:([\w`]+) |[^\w`] ?|^){LINKS} ([a-z]+)\b")
+NO_VERB = re.compile("afterwards|across|always|as|besides|its|less|perhaps|this|thus|unless")
+VERB = re.compile("are|can|did|do|has|have|is|may|say|show|was|were|will|had|does|[a-z]{3,}s")
+NO_SUBJECT = re.compile(
+    "after|at|before|between|by|for|from|in|into|like|of|on|see|than|through|to|under|with|"
+    "appendix|chapters?|glossary|pages?|section",
+    re.IGNORECASE,
+)
+# How many links of a chapter may still be the subject of a sentence: fewer each time it is edited.
+STILL_SUBJECTS = {
+    "about": 1,
+    "budget": 1,
+    "checkpoints": 5,
+    "clusters": 3,
+    "context": 2,
+    "diagnose": 7,
+    "equinox": 3,
+    "evening": 1,
+    "experts": 1,
+    "explorer": 8,
+    "flax": 6,
+    "flax_nnx": 4,
+    "from_old_jax": 6,
+    "from_torch": 3,
+    "global_arrays": 2,
+    "index": 2,
+    "optimizers": 5,
+    "overlap": 6,
+    "particles": 3,
+    "planner": 4,
+    "pods": 4,
+    "processes": 3,
+    "recipes": 2,
+    "remote_dma": 1,
+    "resume": 9,
+    "shardlab": 8,
+    "stencils": 2,
+    "survive": 6,
+    "together": 15,
+    "transforms": 1,
+    "using": 4,
+    "watch": 1,
+    "writing": 3,
+    "your_centre": 4,
+    "your_model": 5,
+}
+
+
+def subjects(text):
+    """The links to chapters that are the subject of a sentence, with the verb."""
+    text = re.sub(r"^```\{code-cell\}.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    for match in SUBJECT.finditer(" ".join(text.split())):
+        before, verb = match[1] or "", match[2]
+        if VERB.fullmatch(verb) and not (NO_VERB.fullmatch(verb) or NO_SUBJECT.fullmatch(before)):
+            yield match[0]
+
+
+@pytest.mark.parametrize("chapter", BOOK.chapters, ids=lambda chapter: chapter.name)
+def test_a_link_is_not_the_subject_of_a_sentence(chapter):
+    """A link shows a short title, and "Manual explains the sum" is no sentence: "the chapter
+    {doc}`manual` explains" is one.
+    """
+    found = list(subjects(chapter.text))
+    assert len(found) <= STILL_SUBJECTS.get(chapter.name, 0), "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("{doc}`pods` compiles it.", 1),
+        ("It fits. {doc}`pods` compiles\nit.", 1),
+        ("as {doc}`auto` explains", 1),
+        ("**MFU.** {doc}`costs` says", 1),
+        ("{doc}`auto` and {doc}`manual` have", 1),
+        ("The chapter {doc}`pods` compiles it.", 0),
+        ("In {doc}`pods` it sends less.", 0),
+        ("the network of {doc}`training` has", 0),
+        ("It fits ({doc}`pods`).", 0),
+        ("```{code-cell} ipython3\n# {doc}`pods` compiles\n```", 0),
+    ],
+)
+def test_a_link_as_a_subject_is_found(text, count):
+    assert len(list(subjects(text))) == count
