@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote
@@ -533,6 +534,7 @@ def _describe(app, pagename, templatename, context, doctree):
         "<pre>(.*?)\n?</pre>", _with_its_height, context.get("body", ""), flags=re.DOTALL
     )
     context["body"] = re.sub(_CODE_FOLD, _with_its_contents, context["body"], flags=re.DOTALL)
+    context["body"] = re.sub(_TABLE, _for_phones, context["body"], flags=re.DOTALL)
     context["page"] = page
 
 
@@ -621,6 +623,57 @@ def _with_its_contents(title):
     else:
         holds = "Code"
     return f"{holds}, {lines} line{'s' * (lines != 1)}"
+
+
+_TABLE = r"<table([^>]*)>((?:(?!<table).)*?)</table>"
+_PHONE = 340  # pixels for a table
+_LETTER, _PADDING = 7.5, 24  # pixels, of a letter and of a column
+_LONG = 18  # characters of a cell that has a line of its own on a phone
+
+
+def _for_phones(table):
+    """A table that is wider than a phone, told the headings of its columns: book.css stacks the
+    cells of a row there, each below its heading.
+    """
+    attributes, inside = table.groups()
+    head = re.search("<thead.*</thead>", inside, re.DOTALL)
+    body = re.search("<tbody.*</tbody>", inside, re.DOTALL)
+    if not head or not body or "<th" in body[0]:
+        return table[0]
+    heads = [
+        _text(cell) for _, cell in re.findall(r"<(th|td)\b[^>]*>(.*?)</\1>", head[0], re.DOTALL)
+    ]
+    rows = [
+        [
+            _text(cell)
+            for cell in re.findall(r"<td\b(?![^>]*colspan)[^>]*>(.*?)</td>", row, re.DOTALL)
+        ]
+        for row in re.findall("<tr.*?</tr>", body[0], re.DOTALL)
+    ]
+    columns = zip_longest(heads, *rows, fillvalue="")
+    wide = (max(min(len(cell), NARROWEST) for cell in column) for column in columns)
+    if sum(_LETTER * letters + _PADDING for letters in wide) <= _PHONE:
+        return table[0]
+    names = "".join(
+        f"--h{n}:{json.dumps(head, ensure_ascii=False)};" for n, head in enumerate(heads, 1)
+    )
+    classes, marked = re.subn('class="', 'class="stacked ', attributes, count=1)
+    classes += "" if marked else ' class="stacked"'
+    longer = re.sub(r"<td\b([^>]*)>(.*?)</td>", _with_its_length, body[0], flags=re.DOTALL)
+    return f'<table{classes} style="{html.escape(names)}">{inside.replace(body[0], longer)}</table>'
+
+
+def _with_its_length(cell):
+    """A cell with the class "long" if it is."""
+    attributes, inside = cell.groups()
+    if len(_text(inside)) < _LONG or "colspan" in attributes:
+        return cell[0]
+    classes, marked = re.subn('class="', 'class="long ', attributes, count=1)
+    return f"<td{classes}{'' if marked else ' class=long'}>{inside}</td>"
+
+
+def _text(markup):
+    return " ".join(html.unescape(re.sub("<[^>]*>", "", markup)).split())
 
 
 def _page_of(app, name):
