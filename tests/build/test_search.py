@@ -782,6 +782,8 @@ def test_a_slash_that_is_typed_somewhere_stays_there(reader):
 def test_the_key_that_opens_the_search_can_be_turned_off(reader):
     page = reader()
     page.keyboard.press("/")
+    box = page.get_by_label("Open with /").bounding_box()
+    assert box["width"] < 24 and box["height"] < 24  # a box to tick, no field to type in
     page.get_by_label("Open with /").uncheck()
     page.keyboard.press("Escape")
     page.reload()

@@ -534,6 +534,8 @@ def _describe(app, pagename, templatename, context, doctree):
         "<pre>(.*?)\n?</pre>", _with_its_height, context.get("body", ""), flags=re.DOTALL
     )
     context["body"] = re.sub(_CODE_FOLD, _with_its_contents, context["body"], flags=re.DOTALL)
+    if name == LEDGER:
+        context["body"] = re.sub(_TABLE, _with_a_filter, context["body"], flags=re.DOTALL)
     context["body"] = re.sub(_TABLE, _for_phones, context["body"], flags=re.DOTALL)
     context["page"] = page
 
@@ -625,6 +627,8 @@ def _with_its_contents(title):
     return f"{holds}, {lines} line{'s' * (lines != 1)}"
 
 
+LEDGER = "ledger"  # the page whose tables are long, and are looked things up in
+_MANY = 24  # rows of a table; of one that has more the first dozen shows: see book.css
 _TABLE = r"<table([^>]*)>((?:(?!<table).)*?)</table>"
 _PHONE = 340  # pixels for a table
 _LETTER, _PADDING = 7.5, 24  # pixels, of a letter and of a column
@@ -661,6 +665,22 @@ def _for_phones(table):
     classes += "" if marked else ' class="stacked"'
     longer = re.sub(r"<td\b([^>]*)>(.*?)</td>", _with_its_length, body[0], flags=re.DOTALL)
     return f'<table{classes} style="{html.escape(names)}">{inside.replace(body[0], longer)}</table>'
+
+
+def _with_a_filter(table):
+    """A long table with a box above it in which book.js takes words of a row, and a button for all
+    rows.
+    """
+    attributes, inside = table.groups()
+    rows = inside.partition("<tbody")[2].count("<tr")
+    if rows <= _MANY:
+        return table[0]
+    classes = attributes.replace('class="', 'class="many ', 1)
+    box = '<input type="search" placeholder="Filter the rows" aria-label="Filter the rows">'
+    return (
+        f'<p class="rows scripted">{box}<button type="button">All {rows} rows</button></p>'
+        f"<table{classes}>{inside}</table>"
+    )
 
 
 def _with_its_length(cell):
