@@ -630,8 +630,8 @@ def _with_its_contents(title):
 LEDGER = "ledger"  # the page whose tables are long, and are looked things up in
 _MANY = 24  # rows of a table; of one that has more the first dozen shows: see book.css
 _TABLE = r"<table([^>]*)>((?:(?!<table).)*?)</table>"
-_PHONE = 340  # pixels for a table
-_LETTER, _PADDING = 7.5, 24  # pixels, of a letter and of a column
+_PHONE = 320  # pixels for a table
+_LETTER, _PADDING = 8, 24  # pixels, of a letter and of a column
 _LONG = 18  # characters of a cell that has a line of its own on a phone
 
 
@@ -655,7 +655,7 @@ def _for_phones(table):
         for row in re.findall("<tr.*?</tr>", body[0], re.DOTALL)
     ]
     columns = zip_longest(heads, *rows, fillvalue="")
-    wide = (max(min(len(cell), NARROWEST) for cell in column) for column in columns)
+    wide = (max(map(_narrowest, column)) for column in columns)
     if sum(_LETTER * letters + _PADDING for letters in wide) <= _PHONE:
         return table[0]
     names = "".join(
@@ -665,6 +665,11 @@ def _for_phones(table):
     classes += "" if marked else ' class="stacked"'
     longer = re.sub(r"<td\b([^>]*)>(.*?)</td>", _with_its_length, body[0], flags=re.DOTALL)
     return f'<table{classes} style="{html.escape(names)}">{inside.replace(body[0], longer)}</table>'
+
+
+def _narrowest(cell):
+    """How many letters wide a cell's column is at least."""
+    return max(min(len(cell), NARROWEST), *map(len, re.split(r"[\s_./-]", cell)))
 
 
 def _with_a_filter(table):
