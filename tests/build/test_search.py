@@ -264,7 +264,7 @@ ASKED = {
     "batch norm across gpus": ["recipes#batchnorm", "flax_nnx#batchnorm", "flax#batchnorm"],
     "how to count flops of a model": ["transformer#flops", "pods#flops"],
     "why does jit compile every step": ["diagnose#compiling"],
-    "inference on several gpus": ["serving#", "serving_system#"],
+    "inference on several gpus": ["serving#", "serving_system#", "costs#prefill-"],
     "serve a 70b model": ["serving#"],
     "write a custom collective": ["manual#", "kernels#", "collectives#", "remote_dma#"],
     "bfloat16 loss does not go down": ["memory#three-loss", "memory#mixed"],

@@ -28,7 +28,7 @@ globalThis.bookSearch = ({ load, root, slash }) => {
   const HEADED = 30; // a section whose heading begins with what was typed,
   const CALLED = 20; // or which defines that,
   const WITHIN = 2; // or which defines one word of that, such as "divisible" in "batch size not divisible",
-  const PHRASE = 8; // or several, such as "many gpus" in "how many gpus do I need", by their share of all,
+  const PHRASE = 8; // or more, the rarer those words are among all, such as "many gpus" in "how many gpus do I need",
   const BEGINS = 4; // or the same of one that begins so,
   const PARTLY = 3; // or whose heading begins with one of the words
   const SHARE = 3; // power of how much of the query a section has, by how rare its words are
@@ -127,8 +127,7 @@ globalThis.bookSearch = ({ load, root, slash }) => {
       section.heads = section.kind === "section" ? [...heads.map(plain), ...heads.map((head) => telling(head).join(""))] : [];
       const called = section.kind === "section" ? section.names : [];
       section.called = called.map(plain);
-      section.phrases = called.filter((name) => words(name).length > 1)
-        .flatMap((name) => [plain(name), telling(name).join("")].map((form) => [form, telling(name).length]));
+      section.phrases = called.flatMap((name) => [plain(name), telling(name).join("")].map((form) => [form, telling(name)]));
     }
     const records = sections.map((section, id) => ({
       id, heading: section.heading, names: [...section.names, ...section.called].join(" "), above: section.above.join(" "),
@@ -144,14 +143,16 @@ globalThis.bookSearch = ({ load, root, slash }) => {
       const kept = words(asked).filter((word) => each.includes(whole(word)));
       const runs = (list) => list.flatMap((_, start) => [1, 2, 3, 4, 5].map((count) => list.slice(start, start + count).join("")));
       const parts = new Set([...runs(each), ...runs(words(asked).map(whole))]);
+      const rarity = new Map(); // of each word
+      const share = (some) => some.reduce((sum, word) => sum + (rarity.get(word) ?? 0), 0) / allRare;
+      let allRare = 0;
       const standing = (id) => { // how much a section counts for what it is, and for what it is called
         const { weight, heads, called, phrases } = sections[id];
         if (full !== typed && [...heads, ...called].includes(full)) return 5 * weight * HEADED; // to the letter
         if (heads.includes(typed)) return weight * HEADED;
         if (called.includes(typed)) return weight * CALLED;
-        const covered = Math.max(0, ...phrases.map(([form, size]) => (parts.has(form) ? size : 0))) / each.length;
+        const covered = Math.max(0, ...phrases.map(([form, own]) => (parts.has(form) ? share(own) / (own.length > 1 ? 1 : 2) : 0)));
         if (covered) return weight * Math.max(WITHIN, PHRASE * covered);
-        if (each.length > 1 && called.some((name) => parts.has(name))) return weight * WITHIN;
         if ([...heads, ...called].some((name) => name.startsWith(typed))) return weight * BEGINS;
         return weight * (heads.some((name) => parts.has(name)) ? PARTLY : 1);
       };
@@ -169,11 +170,11 @@ globalThis.bookSearch = ({ load, root, slash }) => {
       const lists = kept.map((word) => [search(word, {}), word]);
       const near = lists.some(([list]) => !list.length);
       const found = new Map();
-      let allRare = 0;
       for (const [exact, word] of lists) {
         const list = exact.length ? exact : search(word, { fuzzy });
         const rare = list.length && Math.log(1 + count / list.length);
         allRare += rare;
+        rarity.set(whole(word), rare);
         for (const { id, score, queryTerms, terms } of list) {
           const one = found.get(id) ?? { id, score: 0, rare: 0, has: 0, terms: [] };
           one.score += score / queryTerms.length; // which MiniSearch has multiplied by how many spellings were there
