@@ -15,6 +15,8 @@ GLOSSARY = [
     ("slice (of a pod)",),
     ("HBM",),
     ("ring road", "loop"),
+    ("process",),
+    ("checkpoint",),
 ]
 
 
@@ -46,6 +48,9 @@ def linked(text, glossary=GLOSSARY, name="chapter", known=lambda term: f"glossar
         ("A ring\nroad, and a **ring\nroad**.", []),
         ("psum adds, as the all-reduce does", ["psum"]),
         ("smeshed remeshes", []),
+        ("Which experts process it? One process does.", ["process"]),  # the verb is no term
+        ("It processes all tokens, and checkpoints the stage.", []),
+        ("Eight processes have a checkpoint of theirs.", ["processes", "checkpoint"]),
     ],
 )
 def test_the_first_use_of_a_term_is_a_link(text, words):

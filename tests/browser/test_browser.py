@@ -171,7 +171,7 @@ def slow_home(site):
 
 
 @pytest.mark.parametrize("screen", ["1920px", "1440px", "1280px", "360px"])
-@pytest.mark.parametrize("name", ["index", "arrays"])
+@pytest.mark.parametrize("name", ["index", "arrays", "planner"])
 def test_nothing_moves_while_a_page_comes_in_slowly(browser, slow_home, name, screen):
     slow = Visit(browser, slow_home, name, screen)
     none(slow.page.evaluate("window.shifts"))
@@ -424,7 +424,7 @@ NARROW_COLUMNS = """() => [...document.querySelectorAll("article .table td, arti
     const room = cell.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
     const characters = room / digit.getBoundingClientRect().width;
     digit.remove();
-    return cell.innerText.trim().length >= 12 && characters < 11.5;
+    return cell.checkVisibility() && cell.innerText.trim().length >= 12 && characters < 11.5;
 }).map((cell) => cell.innerText)"""  # noqa: E501
 
 
@@ -468,11 +468,50 @@ SCROLLING = """() => [...document.querySelectorAll("article :has(> table)")].fil
     box.scrollWidth > box.clientWidth + 1 && getComputedStyle(box).overflowX === "auto").length"""
 
 
-@pytest.mark.parametrize("name", ["diagnose", "from_old_jax", "status", "training", "costs"])
-def test_a_table_that_is_wider_than_a_phone_shows_that_it_scrolls(reader, name):
+# Cells that no reader of a phone would know the column of.
+UNNAMED = """() => [
+    ...document.querySelectorAll("table.stacked > tbody > tr > td")
+].filter((cell) =>
+    cell.checkVisibility() && cell.previousElementSibling && !cell.hasAttribute("colspan")
+    && getComputedStyle(cell, "::before").content === "none").map((cell) => cell.innerText)"""
+
+
+@pytest.mark.parametrize("name", ["diagnose", "from_old_jax", "status", "ledger", "zero"])
+def test_a_table_that_is_wider_than_a_phone_stands_there_row_by_row(reader, name):
+    """And one that scrolls all the same, since it has no heads, shows that."""
     page = reader(name, viewport={"width": 390, "height": 800})
-    assert page.evaluate(SCROLLING) or name in ("training", "costs")
+    assert page.locator("table.stacked").count()
+    heads = "all => all.filter((head) => head.checkVisibility()).length"
+    assert not page.locator("table.stacked thead").evaluate_all(heads)
     none(page.evaluate(UNMARKED))
+    none(page.evaluate(UNNAMED))
+    assert not page.evaluate(SCROLLING)
+    page.set_viewport_size({"width": 1280, "height": 800})
+    assert page.locator("table.stacked thead").evaluate_all(heads)
+
+
+@pytest.mark.parametrize("screen", [DESK, SCREENS["360px"]], ids=["desk", "phone"])
+def test_of_a_long_table_the_first_rows_show_or_those_that_one_looks_for(reader, screen):
+    page = reader("ledger", **screen)
+    rows = page.locator("table.many").first.locator("tbody > tr")
+    every = rows.count()
+    assert every > 24 and sum(row.is_visible() for row in rows.all()) == 12
+    last = rows.last.inner_text().split("\n")[0].split("\t")[0] or rows.last.text_content()[:12]
+    page.get_by_role("searchbox", name="Filter the rows").first.fill(last)
+    expect(rows.last).to_be_visible()
+    shown = [row for row in rows.all() if row.is_visible()]
+    assert 0 < len(shown) < every
+    assert all(last.lower() in row.text_content().lower() for row in shown)
+    page.get_by_role("searchbox", name="Filter the rows").first.fill("")
+    assert sum(row.is_visible() for row in rows.all()) == 12
+    page.get_by_role("button", name=f"All {every} rows").first.click()
+    assert all(row.is_visible() for row in rows.all())
+
+
+def test_without_scripts_a_long_table_is_whole(reader):
+    page = reader("ledger", java_script_enabled=False)
+    assert all(row.is_visible() for row in page.locator("table.many").first.locator("tr").all())
+    expect(page.locator(".rows").first).to_be_hidden()
 
 
 def test_a_finger_finds_what_a_pointer_must_hover_over(reader):

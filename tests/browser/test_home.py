@@ -207,7 +207,7 @@ def test_buttons_and_proofs_lead_somewhere(page, site):
             assert not anchor or f'id="{anchor}"' in there
 
 
-@pytest.mark.parametrize(("screen", "most"), [("DESK", 4), ("PHONE", 8)])
+@pytest.mark.parametrize(("screen", "most"), [("DESK", 3.8), ("PHONE", 7)])
 def test_home_is_a_few_screens_long(reader, screen, most):
     size = {"DESK": DESK, "PHONE": PHONE}[screen]
     page = reader(size, reduced_motion="reduce")

@@ -67,6 +67,27 @@ def test_each_prediction_of_the_book_is_a_question_with_one_right_choice(questio
             assert not [one for one in choices if re.match(r"\s*\[[ xX]?\]", one.get_text())], name
 
 
+def test_the_picture_below_a_title_answers_no_prediction(questions):
+    """It stands above all that the page asks."""
+    shown = [name for name, (page, _) in questions.items() if page.select(".tag_key-figure")]
+    assert len(shown) > 20
+    assert not [n for n in shown if questions[n][0].select(".tag_key-figure details.answer")]
+
+
+def test_the_words_of_a_right_choice_do_not_stand_in_an_earlier_output(questions):
+    found = []
+    for name, (_, boxes) in questions.items():
+        for box in boxes:
+            right = next(one for one in box.select("label") if one.select("[data-right]"))
+            said = " ".join(right.get_text().split())
+            if len(said) < 10:  # a number or a spec may stand anywhere
+                continue
+            earlier = box.find_all_previous(class_=["cell_output", "key-figure"])
+            if any(said in " ".join(one.get_text(" ").split()) for one in earlier):
+                found.append((name, said))
+    assert not found
+
+
 def told(chapter):
     """The cells of a chapter that answer a prediction and show its answer in their code, as lines
     of text.

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote
@@ -533,6 +534,9 @@ def _describe(app, pagename, templatename, context, doctree):
         "<pre>(.*?)\n?</pre>", _with_its_height, context.get("body", ""), flags=re.DOTALL
     )
     context["body"] = re.sub(_CODE_FOLD, _with_its_contents, context["body"], flags=re.DOTALL)
+    if name == LEDGER:
+        context["body"] = re.sub(_TABLE, _with_a_filter, context["body"], flags=re.DOTALL)
+    context["body"] = re.sub(_TABLE, _for_phones, context["body"], flags=re.DOTALL)
     context["page"] = page
 
 
@@ -621,6 +625,80 @@ def _with_its_contents(title):
     else:
         holds = "Code"
     return f"{holds}, {lines} line{'s' * (lines != 1)}"
+
+
+LEDGER = "ledger"  # the page whose tables are long, and are looked things up in
+_MANY = 24  # rows of a table; of one that has more the first dozen shows: see book.css
+_TABLE = r"<table([^>]*)>((?:(?!<table).)*?)</table>"
+_PHONE = 320  # pixels for a table
+_LETTER, _PADDING = 8, 24  # pixels, of a letter and of a column
+_LONG = 18  # characters of a cell that has a line of its own on a phone
+
+
+def _for_phones(table):
+    """A table that is wider than a phone, told the headings of its columns: book.css stacks the
+    cells of a row there, each below its heading.
+    """
+    attributes, inside = table.groups()
+    head = re.search("<thead.*</thead>", inside, re.DOTALL)
+    body = re.search("<tbody.*</tbody>", inside, re.DOTALL)
+    if not head or not body or "<th" in body[0]:
+        return table[0]
+    heads = [
+        _text(cell) for _, cell in re.findall(r"<(th|td)\b[^>]*>(.*?)</\1>", head[0], re.DOTALL)
+    ]
+    rows = [
+        [
+            _text(cell)
+            for cell in re.findall(r"<td\b(?![^>]*colspan)[^>]*>(.*?)</td>", row, re.DOTALL)
+        ]
+        for row in re.findall("<tr.*?</tr>", body[0], re.DOTALL)
+    ]
+    columns = zip_longest(heads, *rows, fillvalue="")
+    wide = (max(map(_narrowest, column)) for column in columns)
+    if sum(_LETTER * letters + _PADDING for letters in wide) <= _PHONE:
+        return table[0]
+    names = "".join(
+        f"--h{n}:{json.dumps(head, ensure_ascii=False)};" for n, head in enumerate(heads, 1)
+    )
+    classes, marked = re.subn('class="', 'class="stacked ', attributes, count=1)
+    classes += "" if marked else ' class="stacked"'
+    longer = re.sub(r"<td\b([^>]*)>(.*?)</td>", _with_its_length, body[0], flags=re.DOTALL)
+    return f'<table{classes} style="{html.escape(names)}">{inside.replace(body[0], longer)}</table>'
+
+
+def _narrowest(cell):
+    """How many letters wide a cell's column is at least."""
+    return max(min(len(cell), NARROWEST), *map(len, re.split(r"[\s_./-]", cell)))
+
+
+def _with_a_filter(table):
+    """A long table with a box above it in which book.js takes words of a row, and a button for all
+    rows.
+    """
+    attributes, inside = table.groups()
+    rows = inside.partition("<tbody")[2].count("<tr")
+    if rows <= _MANY:
+        return table[0]
+    classes = attributes.replace('class="', 'class="many ', 1)
+    box = '<input type="search" placeholder="Filter the rows" aria-label="Filter the rows">'
+    return (
+        f'<p class="rows scripted">{box}<button type="button">All {rows} rows</button></p>'
+        f"<table{classes}>{inside}</table>"
+    )
+
+
+def _with_its_length(cell):
+    """A cell with the class "long" if it is."""
+    attributes, inside = cell.groups()
+    if len(_text(inside)) < _LONG or "colspan" in attributes:
+        return cell[0]
+    classes, marked = re.subn('class="', 'class="long ', attributes, count=1)
+    return f"<td{classes}{'' if marked else ' class=long'}>{inside}</td>"
+
+
+def _text(markup):
+    return " ".join(html.unescape(re.sub("<[^>]*>", "", markup)).split())
 
 
 def _page_of(app, name):

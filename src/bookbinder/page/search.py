@@ -50,9 +50,10 @@ _BASE, _FIRST = 45, 35  # of the digits of a gap: the code of the first, "#"
 # Words that say nothing of the subject. search.js looks for them only where nothing else was typed,
 # in headings.
 _STOP = (
-    "a an and any are at be by can do does for from get have how i if in is it its many me "
-    "much my not of on or so that the their there this to use using was we what when where "
-    "which who why will with you your"
+    "a across an and any are as at be between but by can could do does for from get have how i if "
+    "in into is it its many me most much my not of on or over should so than that the their then "
+    "there these they this those to use using was we what when where which while who why will "
+    "with would you your"
 )
 
 

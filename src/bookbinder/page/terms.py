@@ -25,6 +25,11 @@ _NO_LINKS = (
     nodes.term,
     nodes.caption,
 )
+# Nouns of the glossary that are verbs too: "which experts process it" means no process.
+_VERBS = re.compile(r"(?:process|checkpoint)(?:es|s)?", re.IGNORECASE)
+_OBJECT = re.compile(
+    r"\s+(?:an?|the|all|each|every|it|its|them|those|these|one|your|our|their|several|\d+)\b"
+)
 
 
 def entries(book):
@@ -135,7 +140,8 @@ def _link(text, pattern, term_of, seen, address):
     for match in pattern.finditer(text):
         spelling = match[1] if match[1] in term_of else match[1][0].lower() + match[1][1:]
         term = term_of.get(spelling)
-        where = address(term) if term and term not in seen else None
+        is_verb = _VERBS.fullmatch(match[0]) and _OBJECT.match(text, match.end())
+        where = address(term) if term and term not in seen and not is_verb else None
         if where:
             seen.add(term)
             link = nodes.reference("", match[0], internal=True, refuri=where, classes=["term"])

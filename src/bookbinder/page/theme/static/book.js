@@ -100,6 +100,17 @@
     }
   });
 
+  // A long table shows its first rows, all, or those that have what is typed.
+  for (const box of document.querySelectorAll("article .rows")) {
+    const [input, button] = box.children, table = box.nextElementSibling;
+    button.addEventListener("click", () => { table.dataset.all = ""; button.hidden = true; });
+    input.addEventListener("input", () => {
+      const typed = input.value.trim().toLowerCase();
+      table.toggleAttribute("data-all", Boolean(typed) || button.hidden);
+      for (const row of table.tBodies[0].rows) row.hidden = !row.textContent.toLowerCase().includes(typed);
+    });
+  }
+
   // Chapters that were read to their end have a tick in the list, in this browser only.
   const read = new Set((keep.get("read") ?? "").split(" ").filter(Boolean));
   const name = (address) => new URL(address, location.href).pathname.split("/").pop().replace(".html", "") || "index";

@@ -9,9 +9,15 @@ globalThis.bookSearch = ({ load, root, slash }) => {
   const FIELDS = { names: 8, heading: 6, api: 2.5, above: 3, text: 1, code: 0.3 }; // and how much a word in them counts
   const LIKE = { // what means the same here, or is one of these, and how much that counts
     gpu: ["device"], tpu: ["device"], chip: ["device"], core: ["device"], accelerator: ["device"], card: ["gpu", "device"],
-    node: ["host"], host: ["node"], machine: ["host", "node"], multi: ["many", "several", "two"], several: ["many"],
-    different: ["other", "fewer", "another"], other: ["another", "different"], fewer: ["other"], load: ["restore"], restore: ["load"],
-    split: ["shard"], distribute: ["shard"], partition: ["shard"], share: ["shard"], seed: ["key", "chain"], speed: ["slow", "fast"],
+    node: ["host"], host: ["node"], machine: ["host", "node"], server: ["serve"], multi: ["many", "several", "two"], several: ["many"],
+    different: ["other", "fewer", "another"], other: ["another", "different"], fewer: ["other"], big: ["large"], bigger: ["larger"],
+    load: ["restore"], restore: ["load"], restart: ["resume", "restore", "requeue"], resume: ["restart", "restore"], crash: ["die", "killed"],
+    split: ["shard"], distribute: ["shard"], partition: ["shard"], divide: ["shard"], share: ["shard", "tied"], duplicate: ["replicate"],
+    seed: ["key", "chain", "random"], rng: ["key", "random"], random: ["key"], speed: ["slow", "fast"], fast: ["speed", "second"], slow: ["speed"],
+    stuck: ["hang"], deadlock: ["hang"], freese: ["frosen"], weight: ["parameter"], parameter: ["weight"], dataset: ["data"], metric: ["loss"],
+    inference: ["serve", "serving", "decode"], generate: ["serve", "decode"], moe: ["expert"], pde: ["stencil"], simulate: ["simulation"],
+    idle: ["wait", "bubble"], utilisation: ["mfu", "idle"], debug: ["diagnose"], profile: ["trace"], measure: ["time", "count"],
+    estimate: ["predict"], choose: ["which", "decide"], sise: ["byte"], disk: ["file"], corrupt: ["damaged"], fit: ["memory"], train: ["step"],
     1: ["one"], 2: ["two"], 4: ["four"], 8: ["eight"], one: ["1"], two: ["2"], four: ["4"], eight: ["8"], oom: ["memory"],
   };
   const AS_MUCH = 0.5;
@@ -22,10 +28,11 @@ globalThis.bookSearch = ({ load, root, slash }) => {
   const HEADED = 30; // a section whose heading begins with what was typed,
   const CALLED = 20; // or which defines that,
   const WITHIN = 2; // or which defines one word of that, such as "divisible" in "batch size not divisible",
-  const PHRASE = 8; // or several, such as "many gpus" in "how many gpus do I need", by their share of all,
+  const PHRASE = 8; // or more, the rarer those words are among all, such as "many gpus" in "how many gpus do I need",
   const BEGINS = 4; // or the same of one that begins so,
   const PARTLY = 3; // or whose heading begins with one of the words
-  const FEW = 3; // sections that have all words: with fewer, those that have some of them follow
+  const SHARE = 3; // power of how much of the query a section has, by how rare its words are
+  const FEW = 3; // sections that have all words: with fewer, all those follow that have some of them
   const LETTERS = /[\p{L}\p{N}]+(?:[._'’-]+[\p{L}\p{N}]+)*/gu;
 
   // --- Words. "shard_map", "shardmap" and "shard map" are found by each other, and so are plurals and both spellings of
@@ -44,6 +51,15 @@ globalThis.bookSearch = ({ load, root, slash }) => {
     }
     return known.get(word);
   };
+  // A word and its kin: "compil~" of compile, compiles, compiling and compilation, "shard" and "shard~" of sharding.
+  const rooted = (word) => {
+    const same = stem(word.toLowerCase());
+    const root = /^\p{L}+$/u.test(word) ? same.replace(/(?<=.{4})(?:ations?|ating|ated?|ions?|ings?|ed|e)$/, "").replace(/([^s])\1$/, "$1") : same;
+    return { same, root };
+  };
+  const roots = (word) => { const { same, root } = rooted(word); return root === same ? [] : [`${root}~`]; };
+  const kin = (word) => { const { same, root } = rooted(word); return [root, `${root}~`].filter((one) => one !== same); };
+  const tokens = (word) => [...forms(word), ...roots(word)];
   const words = (text) => text.match(LETTERS) ?? [];
   const few = (text) => { // the beginning of what is asked
     const last = [...text.slice(0, MOST).matchAll(LETTERS)][WORDS];
@@ -99,7 +115,7 @@ globalThis.bookSearch = ({ load, root, slash }) => {
     for (const { heading } of sections) times.set(heading, (times.get(heading) ?? 0) + 1);
     const engine = new globalThis.MiniSearch({
       fields: Object.keys(FIELDS),
-      tokenize: (text) => words(text).flatMap(forms),
+      tokenize: (text) => words(text).flatMap(tokens),
       processTerm: (term) => term,
       searchOptions: { boost: FIELDS, tokenize: (term) => [term] },
     });
@@ -111,8 +127,7 @@ globalThis.bookSearch = ({ load, root, slash }) => {
       section.heads = section.kind === "section" ? [...heads.map(plain), ...heads.map((head) => telling(head).join(""))] : [];
       const called = section.kind === "section" ? section.names : [];
       section.called = called.map(plain);
-      section.phrases = called.filter((name) => words(name).length > 1)
-        .flatMap((name) => [plain(name), telling(name).join("")].map((form) => [form, telling(name).length]));
+      section.phrases = called.flatMap((name) => [plain(name), telling(name).join("")].map((form) => [form, telling(name)]));
     }
     const records = sections.map((section, id) => ({
       id, heading: section.heading, names: [...section.names, ...section.called].join(" "), above: section.above.join(" "),
@@ -128,46 +143,56 @@ globalThis.bookSearch = ({ load, root, slash }) => {
       const kept = words(asked).filter((word) => each.includes(whole(word)));
       const runs = (list) => list.flatMap((_, start) => [1, 2, 3, 4, 5].map((count) => list.slice(start, start + count).join("")));
       const parts = new Set([...runs(each), ...runs(words(asked).map(whole))]);
-      const boostDocument = (id) => {
+      const rarity = new Map(); // of each word
+      const share = (some) => some.reduce((sum, word) => sum + (rarity.get(word) ?? 0), 0) / allRare;
+      let allRare = 0;
+      const standing = (id) => { // how much a section counts for what it is, and for what it is called
         const { weight, heads, called, phrases } = sections[id];
         if (full !== typed && [...heads, ...called].includes(full)) return 5 * weight * HEADED; // to the letter
         if (heads.includes(typed)) return weight * HEADED;
         if (called.includes(typed)) return weight * CALLED;
-        const covered = Math.max(0, ...phrases.map(([form, size]) => (parts.has(form) ? size : 0))) / each.length;
+        const covered = Math.max(0, ...phrases.map(([form, own]) => (parts.has(form) ? share(own) / (own.length > 1 ? 1 : 2) : 0)));
         if (covered) return weight * Math.max(WITHIN, PHRASE * covered);
-        if (each.length > 1 && called.some((name) => parts.has(name))) return weight * WITHIN;
         if ([...heads, ...called].some((name) => name.startsWith(typed))) return weight * BEGINS;
-        return weight * (heads.some((name) => each.includes(name)) ? PARTLY : 1);
+        return weight * (heads.some((name) => parts.has(name)) ? PARTLY : 1);
       };
-      const queries = kept.map((word) => {
+      const asQuery = (word) => {
         const own = pieces(word).map(stem);
-        const like = (LIKE[own.join("")] ?? []).map((other) => ({ queries: [other], boost: ofLike, prefix: false }));
-        if (like.length) return { combineWith: "OR", queries: [whole(word), ...like] };
-        if (own.length === 1) return whole(word);
-        return { combineWith: "OR", queries: [whole(word), { combineWith: "AND", queries: own, boost: ofPieces, prefix: false }] };
-      });
-      const prefix = (term) => term.length > 2 || queries.length === 1; // "of" is no beginning of "often"
-      const near = { fuzzy: (term) => (term.length > 7 ? 2 : term.length > 4 ? 1 : false) };
-      const ways = [["AND", {}, ""], ["AND", near, "similar words"], ["OR", near, "some of these words"]];
-      const search = (combineWith, more) => (queries.length ? engine.search({ combineWith, queries }, { prefix, boostDocument, ...more }) : []);
-      const shown = (found) => found.map((one) => ({ ...sections[one.id], typed, terms: new Set(one.terms) }));
-      for (const [combineWith, more, only] of ways) {
-        const found = search(combineWith, more);
-        if (!found.length) continue;
-        if (combineWith === "OR" || queries.length === 1) return { only, all: found.length, found: shown(found) };
-        const had = new Set(found.map((one) => one.id));
-        const others = search("OR", {}).filter((one) => !had.has(one.id));
-        const meant = others.filter((one) => sections[one.id].phrases.some(([form]) => parts.has(form)));
-        if (found.length >= FEW) {
-          const together = [...found, ...meant].sort((a, b) => b.score - a.score);
-          return { only, all: together.length, found: shown(together) };
+        const apart = own.length > 1 ? [{ combineWith: "AND", queries: own, boost: ofPieces, prefix: false }] : [];
+        const like = [...(LIKE[own.join("")] ?? []), ...kin(word)]
+          .map((other) => ({ queries: [other], boost: ofLike, prefix: false }));
+        return { combineWith: "OR", queries: [whole(word), ...apart, ...like] };
+      };
+      const prefix = (term) => term.length > 2 || kept.length === 1; // "of" is no beginning of "often"
+      const fuzzy = (term) => (term.length > 7 ? 2 : term.length > 4 ? 1 : false);
+      const search = (word, more) => engine.search(asQuery(word), { prefix, ...more });
+      // Each word by itself: a rare one counts more, and one that stands nowhere gives way to similar ones.
+      const lists = kept.map((word) => [search(word, {}), word]);
+      const near = lists.some(([list]) => !list.length);
+      const found = new Map();
+      for (const [exact, word] of lists) {
+        const list = exact.length ? exact : search(word, { fuzzy });
+        const rare = list.length && Math.log(1 + count / list.length);
+        allRare += rare;
+        rarity.set(whole(word), rare);
+        for (const { id, score, queryTerms, terms } of list) {
+          const one = found.get(id) ?? { id, score: 0, rare: 0, has: 0, terms: [] };
+          one.score += score / queryTerms.length; // which MiniSearch has multiplied by how many spellings were there
+          one.rare += rare;
+          one.has += 1;
+          one.terms.push(...terms);
+          found.set(id, one);
         }
-        // What a part of the query is a name of comes before what has all words by chance, but not before their name.
-        const exact = found.some(({ id }) => [...sections[id].heads, ...sections[id].called].some((name) => name === typed || name === full));
-        const named = exact ? [] : others.filter((one) => sections[one.id].called.some((name) => parts.has(name)));
-        return { only, all: found.length, found: shown([...named, ...found, ...others.filter((one) => !named.includes(one))]) };
       }
-      return { only: "", all: 0, found: [] };
+      for (const one of found.values()) one.score *= (one.rare / allRare) ** SHARE * standing(one.id);
+      const ranked = [...found.values()].sort((a, b) => b.score - a.score);
+      const withAll = ranked.filter((one) => one.has === kept.length);
+      const shown = (list) => list.map((one) => ({ ...sections[one.id], typed, terms: new Set(one.terms) }));
+      if (!withAll.length) return { only: ranked.length ? "some of these words" : "", all: ranked.length, found: shown(ranked) };
+      // Sections with some of the words come where they are better than all but the best that have all, or where those are few.
+      const least = withAll[FEW - 1]?.score ?? 0;
+      const list = ranked.filter((one) => one.has === kept.length || one.score > least);
+      return { only: near ? "similar words" : "", all: withAll.length, found: shown(list) };
     };
 
     // Names that share the most pairs of letters with what was typed.
@@ -206,7 +231,7 @@ globalThis.bookSearch = ({ load, root, slash }) => {
     const parts = [];
     let end = 0;
     for (const word of text.matchAll(LETTERS)) {
-      if (!forms(word[0]).some((form) => terms.has(form))) continue;
+      if (!tokens(word[0]).some((form) => terms.has(form))) continue;
       parts.push(text.slice(end, word.index), make("mark", {}, word[0]));
       end = word.index + word[0].length;
     }
