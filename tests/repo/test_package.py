@@ -224,6 +224,21 @@ def test_their_metadata_is_valid(built):
     assert required == {"jax", "numpy"}, "more than a stock notebook has"
 
 
+def test_the_extra_for_starters_has_what_they_import_and_no_more():
+    files = [ROOT / f"book/recipes/{name}.py" for name in ("train", "pretrain", "load")]
+    files += [ROOT / "src/shardlab/arrays/weights.py"]  # reads safetensors for load.py
+    imported = set()
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add(node.module.split(".")[0])
+            elif isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+    others = imported - set(sys.stdlib_module_names) - {"jax", "numpy", "shardlab"}
+    extra = PROJECT["optional-dependencies"]["starters"]
+    assert {name.replace("orbax", "orbax-checkpoint") for name in others} == set(extra)
+
+
 def test_an_empty_environment_takes_the_wheel(built, tmp_path):
     """Without JAX what needs none works; with the JAX of this environment, all does."""
     _, wheel = built
