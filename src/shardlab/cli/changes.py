@@ -111,19 +111,15 @@ class Names:
     def _enter(self, node, scope):
         for child in ast.iter_child_nodes(node):
             self._of[child] = scope
-            inner = scope
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-                self._scopes[child] = self._scopes[scope] | self._bound(child, self._scopes[scope])
-                inner = child
-                outside = [*getattr(child, "decorator_list", ()), *child.args.defaults]
-                for part in outside:  # which run where the function is defined
-                    self._of[part] = scope
-                    self._enter(part, scope)
-                for part in (c for c in ast.iter_child_nodes(child) if c not in outside):
-                    self._of[part] = inner
-                    self._enter(part, inner)
+            if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                self._enter(child, scope)
                 continue
-            self._enter(child, inner)
+            self._scopes[child] = self._scopes[scope] | self._bound(child, self._scopes[scope])
+            self._enter(child, child)
+            defaults = [*child.args.defaults, *filter(None, child.args.kw_defaults)]
+            for part in [*getattr(child, "decorator_list", ()), *defaults]:
+                self._of[part] = scope  # these run where the function is defined
+                self._enter(part, scope)
 
     def _bound(self, scope, outer):
         """The names that a scope binds; None for what is no part of a library."""
