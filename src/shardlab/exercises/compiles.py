@@ -62,8 +62,8 @@ def assert_compiles_once(f: Callable, *calls: tuple | Mapping[str, Any]) -> int:
     for number, call in enumerate(calls, 1):
         if not isinstance(call, tuple | Mapping):
             raise TypeError(
-                f"call {number} is {short(call)}; give its arguments as a tuple, such as (x,), or "
-                "as a mapping of their names"
+                f"call {number} is of type {type(call).__name__}; give its arguments as a tuple, "
+                "such as (x,), or as a mapping of their names"
             )
     jitted = f if hasattr(f, "lower") else jax.jit(f)
     name, seen, total = getattr(f, "__name__", repr(f)), [], 0
