@@ -58,6 +58,8 @@ marked (inside) are used by the others alone, and have no section in the referen
   communication
 - `shardlab.exercises.testing`: assert what a program communicates, how arrays are stored, and that
   one device agrees
+- `shardlab.exercises.compiles`: assert that a jitted function compiles once, and say which argument
+  makes it compile again
 - `shardlab.exercises.pytest_plugin`: give tests emulated devices
 - `shardlab.pictures.draw`: draw arrays, meshes, products, `shard_map`, memory, time and links, and
   show films

@@ -45,6 +45,7 @@ from shardlab.exercises.check import (
     check as check,
     raises as raises,
 )
+from shardlab.exercises.compiles import assert_compiles_once as assert_compiles_once
 from shardlab.exercises.testing import (
     Agreement as Agreement,
     assert_collectives as assert_collectives,

@@ -1,5 +1,5 @@
-"""The command line of shardlab: layouts, plans, what programs send, what was measured, and grades,
-as text or JSON.
+"""The command line of shardlab: layouts, plans, what programs send, what was measured, grades, and
+upgrades, as text or JSON.
 """
 
 import argparse
@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from shardlab import __version__
 from shardlab._arguments import nearest, plain
-from shardlab.cli import explanation, grade, measurements, meshes, shards
+from shardlab.cli import explanation, grade, measurements, meshes, shards, upgrade
 from shardlab.cli.arguments import Wrong
 
 MOST_SAID = 1_500  # characters of what is wrong
@@ -19,6 +19,7 @@ COMMANDS = {
     "explain": explanation,
     "ledger": measurements,
     "grade": grade,
+    "upgrade": upgrade,
 }
 
 
@@ -38,8 +39,8 @@ def main(arguments: list[str] | None = None) -> int:
         process.
 
     Returns:
-      The exit status: 0; or 1, if no mesh of a plan fits. Wrong arguments exit with 2, after one
-      line on stderr.
+      The exit status: 0; or 1, if no mesh of a plan fits or lines of a program are listed. Wrong
+      arguments exit with 2, after one line on stderr.
     """
     parser = _Parser(prog="shardlab", description=__doc__.replace("\n", " "))
     parser.add_argument("--version", action="version", version=f"shardlab {__version__}")
