@@ -67,6 +67,22 @@ def test_names_with_quotes_and_stars_are_names(hosts):
     ]
 
 
+@pytest.mark.parametrize("script", ["ssh.sh", "mpirun.sh"])
+def test_no_host_is_no_success(hosts, script):
+    shutil.copy(ROOT / "book" / "cluster" / script, hosts)
+    given = os.environ | {"VENV": str(hosts), "HOSTS": " "}
+    done = subprocess.run(["bash", script, "x.py"], cwd=hosts, env=given, capture_output=True)
+    assert done.returncode == 1 and done.stderr.strip().endswith(b"HOSTS names no host")
+
+
+@pytest.mark.parametrize("each", ["0", "two", "-1", " "])
+def test_mpirun_sh_says_which_number_it_lacks(hosts, each):
+    shutil.copy(ROOT / "book" / "cluster" / "mpirun.sh", hosts)
+    given = os.environ | {"VENV": str(hosts), "HOSTS": "one", "EACH": each}
+    done = subprocess.run(["bash", "mpirun.sh", "x.py"], cwd=hosts, env=given, capture_output=True)
+    assert done.returncode == 1 and done.stderr.decode().startswith(f"EACH={each}: export EACH=")
+
+
 def test_a_variable_is_no_command(hosts):
     harm = "1;touch harmed;"
     status, lines, _ = run(hosts, "x.py", HOSTS="one", PORT=harm)
