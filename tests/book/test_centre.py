@@ -109,7 +109,7 @@ def error_lines():
         text = (ROOT / "book" / "cluster" / f"{name}.py").read_text("utf-8")
         for node in ast.walk(ast.parse(text)):
             called = isinstance(node, ast.Call) and getattr(node.func, "id", "")
-            if called == "SystemExit" or (called == "print" and "file" in ast.unparse(node)):
+            if called == "SystemExit" or (called == "print" and name == "join"):
                 parts = [part for part in ast.walk(node.args[0]) if isinstance(part, ast.Constant)]
                 yield f"{name}.py:{node.lineno}", " ".join(str(part.value) for part in parts)
     for file in (ROOT / "book" / "cluster" / "recordings").iterdir():
