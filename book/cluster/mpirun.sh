@@ -7,6 +7,8 @@ export JAX_PLATFORMS="${JAX_PLATFORMS:-cuda}"
 : "${VENV:?export VENV=/path/to/your/environment}"
 set -f # a name is a name, also with a star
 hosts=(${HOSTS:-host1 host2}) each=${EACH:-4}
+: "${hosts[0]:?HOSTS names no host}"
+[[ $each =~ ^[1-9][0-9]*$ ]] || { echo "EACH=$each: export EACH=the number of processes of a host" >&2; exit 1; }
 settings=()
 for name in $(compgen -e | grep -E '^(JAX|XLA|NCCL|NPROC|LD_LIBRARY_PATH$)'); do settings+=(-x "$name"); done
 mpirun --host "$(IFS=,; echo "${hosts[*]/%/:$each}")" --map-by "ppr:$each:node" --bind-to none "${settings[@]}" \

@@ -88,6 +88,8 @@ if __name__ == "__main__":
     )
     parser.add_argument("program", help="then its arguments")
     options, arguments = parser.parse_known_args()
+    if options.processes < 1:
+        parser.error(f"--processes {options.processes}: there has to be one at least")
     ray.init(address="auto")
     for attempt in range(options.restarts + 1):
         try:

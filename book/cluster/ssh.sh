@@ -7,6 +7,7 @@ export JAX_PLATFORMS="${JAX_PLATFORMS:-cuda}"
 : "${VENV:?export VENV=/path/to/your/environment}"
 set -f # a name is a name, also with a star
 hosts=(${HOSTS:-host1 host2})
+: "${hosts[0]:?HOSTS names no host}"
 program=("${@:?which program, with its arguments?}")
 python="$VENV/bin/python" settings=
 for name in $(compgen -e | grep -E '^(JAX|XLA|NCCL|NPROC)'); do settings+="$name=${!name@Q} "; done

@@ -13,10 +13,9 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import jax
-from join import join, restore_newest
+from join import join, restore_newest, shared_folder
 
 options = argparse.ArgumentParser()
 options.add_argument(
@@ -108,11 +107,8 @@ if first:
     )
 
 keep = ocp.CheckpointManagerOptions(save_interval_steps=options.every, max_to_keep=2)
-# gs://... is no path
-folder = options.folder if "://" in options.folder else Path(options.folder).resolve()
-with ocp.CheckpointManager(
-    folder, item_handlers=ocp.StandardCheckpointHandler(), options=keep
-) as manager:
+handler, folder = ocp.StandardCheckpointHandler(), shared_folder(options.folder)
+with ocp.CheckpointManager(folder, item_handlers=handler, options=keep) as manager:
     begin, state = restore_newest(manager, target)
     state = state or jax.jit(create, out_shardings=replicated)()
     stopped = None

@@ -2,7 +2,6 @@
 
 import argparse
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from jax.lax import with_sharding_constraint as constrained
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from shardlab import apply_rules, explain, shardings, target
-from shardlab.cluster.join import restore_newest
+from shardlab.cluster.join import restore_newest, shared_folder
 
 # Llama 3 8B: 32, 4096, 32, 8, 14336, 128256
 LAYERS, D, HEADS, KV_HEADS, HIDDEN, VOCABULARY = 4, 128, 8, 4, 256, 64
@@ -193,7 +192,8 @@ def main(folder, steps, sizes, report, micro=1):
     options = ocp.CheckpointManagerOptions(save_interval_steps=10, max_to_keep=2)
     # else Orbax looks into the newest checkpoint, which may be damaged
     handler = ocp.StandardCheckpointHandler()
-    manager = ocp.CheckpointManager(Path(folder).absolute(), item_handlers=handler, options=options)
+    folder = shared_folder(folder)  # or an error, where a save would hang
+    manager = ocp.CheckpointManager(folder, item_handlers=handler, options=options)
     with jax.set_mesh(mesh), manager:
         if report:
             print(explain(step_of, goal, batch_of(0, rows)))

@@ -1,7 +1,6 @@
 """Train on all devices; stop and resume on any number of them: python train.py FOLDER STEPS"""
 
 import sys
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -11,7 +10,7 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from shardlab import apply_rules, shardings, target
-from shardlab.cluster.join import restore_newest
+from shardlab.cluster.join import restore_newest, shared_folder
 
 RULES = [  # the first that matches an array's path gives its layout; moments have such paths too
     (r"(hidden|out)/kernel", P("data")),  # FSDP: each device stores its rows
@@ -107,6 +106,7 @@ def main(folder, steps):
     update = jax.jit(update, donate_argnums=0, out_shardings=(layout, None))
     options = ocp.CheckpointManagerOptions(save_interval_steps=10, max_to_keep=2)
     handler = ocp.StandardCheckpointHandler()  # else Orbax looks into the newest, maybe damaged one
+    folder = shared_folder(folder)  # or an error, where a save would hang
     with ocp.CheckpointManager(folder, item_handlers=handler, options=options) as manager:
         last, state = restore_newest(manager, goal)
         state = state or jax.jit(create, out_shardings=layout)()  # no device ever stores it whole
@@ -123,4 +123,4 @@ def main(folder, steps):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).absolute(), int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]))

@@ -2,6 +2,7 @@
 where it is from.
 """
 
+import ast
 import importlib.util
 import re
 from calendar import month_name
@@ -100,3 +101,31 @@ def test_a_task_says_what_to_type_what_to_see_and_whether_it_was_run():
     for label, _, text in tasks:
         for part in (r"\*\*Type\.\*\*", r"\*\*See\.\*\*", r"^\*(Run here|Not run)\*"):
             assert len(re.findall(part, text, re.MULTILINE)) == 1, f"{label}: {part}"
+
+
+def error_lines():
+    """What the programs of this part say when they end a process, and the errors in recordings."""
+    for name in ("join", "watchdog", "on_ray"):
+        text = (ROOT / "book" / "cluster" / f"{name}.py").read_text("utf-8")
+        for node in ast.walk(ast.parse(text)):
+            called = isinstance(node, ast.Call) and getattr(node.func, "id", "")
+            if called == "SystemExit" or (called == "print" and name == "join"):
+                parts = [part for part in ast.walk(node.args[0]) if isinstance(part, ast.Constant)]
+                yield f"{name}.py:{node.lineno}", " ".join(str(part.value) for part in parts)
+    for file in (ROOT / "book" / "cluster" / "recordings").iterdir():
+        if file.name == "gpu.txt":  # whose errors other chapters explain
+            continue
+        for line in file.read_text("utf-8").splitlines():
+            if re.search("(?i)error|has not ended|failed: |failure", line) and line[0] != "#":
+                yield file.name, line
+
+
+def test_every_line_of_an_error_is_in_the_index():
+    found = re.findall(r"^\| \[(.*)\]\(#your_centre-", INDEX, re.MULTILINE)
+    parts = [re.findall("`(.*?)`", message) for message in found]
+    known = [part.split("...") for inner in parts for part in inner]
+    lines = list(error_lines())
+    assert len(lines) > 25
+    for where, line in lines:
+        listed = any(all(words.strip() in line for words in one) for one in known)
+        assert listed or "SystemExit: " in line, f"{where}: not in the index: {line}"

@@ -1,5 +1,5 @@
 """Every script that saves checkpoints takes an older one if the last is damaged, or if not all
-processes can read it.
+processes can read it; and ends at once where it could save none.
 
 The processes have joined JAX: Orbax's barriers would make a process that can read wait for one that
 cannot.
@@ -176,3 +176,65 @@ def test_if_no_checkpoint_can_be_read_by_all_none_is_renamed_and_every_process_e
     assert f"processes 0 and 1 cannot restore {tmp_path}/run/{last}: " in outcomes[0][1]
     assert f"process 1 cannot restore {tmp_path}/run/{older}: " in outcomes[0][1]
     assert sorted(folder.name for folder in (tmp_path / "run").iterdir()) == [str(older), str(last)]
+
+
+def no_folder(kind, place):
+    """A name that is none of a folder in which all can save."""
+    name = place / "run"
+    if kind in ("a file", "below a file"):
+        name.touch()
+    if kind in ("a link to nowhere", "a link to itself"):
+        name.symlink_to(name if kind == "a link to itself" else place / "nowhere")
+    below = {"below a file": name / "a" / "b", "too long": place / ("x" * 300)}
+    return {"read-only": Path("/sys")}.get(kind, below.get(kind, name))
+
+
+CLUSTERS, *RECIPES = SCRIPTS.values()
+KINDS = {
+    "a file": "it is a file",
+    "below a file": "it is a file, or below one: name a folder",
+    "a link to nowhere": "a link that leads nowhere: name a folder",
+    "a link to itself": "name a folder",
+    "read-only": "you may not write there",
+    "too long": "its name is too long: name another folder",
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [(CLUSTERS[0], kind) for kind in KINDS] + [(command, "a file") for command, *_ in RECIPES],
+)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_where_nothing_can_be_saved_every_process_ends_at_once_with_one_line(
+    tmp_path, command, kind, processes
+):
+    """Orbax would raise in a thread that saves, and the others would wait for it."""
+    places = [tmp_path / str(index) for index in range(processes)]
+    for place in places:
+        place.mkdir()
+    folder = no_folder(kind, tmp_path)
+    for status, text in run(command, folder, *places):
+        (line,) = [line for line in text.splitlines() if str(folder) in line]
+        assert f"{folder} cannot hold checkpoints: process 0 on {os.uname().nodename}: " in line
+        assert KINDS[kind] in line and status == 1
+        assert "step 1" not in text and "Traceback" not in text and "Fatal" not in text
+
+
+def test_a_name_with_a_newline_is_a_name(tmp_path):
+    command, _, last = SCRIPTS["train.py of clusters"]
+    ((status, text),) = run(command, f"{tmp_path}/two\nlines", tmp_path)
+    assert status == 0 and f"step {last} loss" in text, text
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("", "the name of the checkpoints' folder is empty: is its variable set?"),
+        ("b\udcff", r"'b\udcff' is not in UTF-8: name another folder"),
+        ("a\nfile/run", r"a\nfile/run' cannot hold checkpoints: "),
+    ],
+)
+def test_a_name_that_cannot_be_a_folder_is_told_in_one_line(tmp_path, name, says):
+    (tmp_path / "a\nfile").touch()
+    ((status, text),) = run(SCRIPTS["train.py of clusters"][0], name, tmp_path)
+    assert status == 1 and says in text.splitlines()[-1], text

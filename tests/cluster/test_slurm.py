@@ -711,15 +711,20 @@ until [ "$(ls {folder} | grep -c joined)" = 8 ] || ! kill -0 $FIRST; do sleep 0.
 srun --overlap --label python -u preflight.py --processes 8
 srun --overlap --nodes=1 --ntasks=1 bash -c "python -u hello.py"
 srun --overlap --ntasks=8 python -u hello.py
+python -c "import pty, sys; pty.spawn(sys.argv[1:])" \\
+  srun --jobid=$SLURM_JOB_ID --overlap --nodes=1 --ntasks=1 --pty bash -c "tty; python -u hello.py"
+JAX_COORDINATOR_ADDRESS=node1:61000 srun --overlap --ntasks=8 python -u {folder}/plain.py
 touch {folder}/end
 wait $FIRST
 """
+PLAIN = "import jax; jax.distributed.initialize(); print('plain JAX', jax.process_count())"
 
 
 def test_preflight_and_shells_in_a_running_job_leave_its_training_alone(cluster):
     program, folder = cluster.folder / "trains.py", cluster.folder / "overlaps"
     program.write_text(TRAINS)
     folder.mkdir()
+    (folder / "plain.py").write_text(PLAIN)
     script = variant(
         cluster,
         "overlap",
@@ -731,9 +736,31 @@ def test_preflight_and_shells_in_a_running_job_leave_its_training_alone(cluster)
     )
     job = cluster.wait(cluster.submit(script, PYTHONPATH=str(FOLDER)))
     assert job.state == "COMPLETED" and "0: ready" in job.output, job.output
-    assert job.output.count("sum 28") == 8 and "process 0 of 1 on node1" in job.output
+    assert job.output.count("sum 28") == 8 and job.output.count("process 0 of 1 on node1") == 2
+    assert "/dev/pts/" in job.output and job.output.count("plain JAX 8") == 8
     trained = [file.read_text() for file in sorted(folder.glob("trains-*.txt"))]
     assert len(trained) == 8 and all("trained, sum 28" in text for text in trained), trained
+
+
+def test_programs_by_ssh_on_the_nodes_of_a_job_leave_its_training_alone(cluster, login):
+    """Where a site lets ssh in, it may set the number of the job, and no more."""
+    program, folder = cluster.folder / "trains.py", cluster.folder / "beside-ssh"
+    program.write_text(TRAINS)
+    folder.mkdir()
+    job = cluster.submit(FOLDER / "two-nodes.sbatch", program, folder, PYTHONPATH=str(FOLDER))
+    joined = lambda: len(list(folder.glob("joined-*"))) == 8  # noqa: E731
+    wait_until(joined, partial(cluster.told, job))
+    (folder / "by-ssh.sh").write_text(
+        f'ssh node2 "cd {FOLDER} && env $SAYS JAX_PLATFORMS=cpu {sys.executable} -u hello.py"'
+    )
+    for says in ("", f"SLURM_JOB_ID={job} SLURM_JOB_NODELIST=node[1-2]"):
+        (line,) = end(login(folder / "by-ssh.sh", SAYS=says))
+        assert line.startswith("process 0 of 1 on node2")
+    beside = sorted(end(login("ssh.sh", "hello.py")))
+    assert len(beside) == 2 and all(line.endswith("sum 1") for line in beside)
+    (folder / "end").touch()
+    done = cluster.wait(job)
+    assert done.state == "COMPLETED" and done.output.count("trained, sum 28") == 8, done.output
 
 
 def test_two_parts_of_a_heterogeneous_job_are_one_program(cluster):

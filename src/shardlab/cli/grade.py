@@ -297,6 +297,17 @@ def _client_class():
     return Client
 
 
+def _note_error(cell, cell_index, execute_reply):
+    """Keep the error of a cell that the kernel could not show, or was told not to show."""
+    from nbformat.v4 import new_output
+
+    content = (execute_reply or {}).get("content") or {}
+    shown = any(output.output_type == "error" for output in cell.outputs)
+    if content.get("status") == "error" and not shown:
+        name, text = (str(content.get(field) or "") for field in ("ename", "evalue"))
+        cell.outputs.append(new_output("error", ename=name, evalue=text, traceback=[]))
+
+
 @contextmanager
 def _kernel_folder():
     """A folder for the files of a kernel. It is gone at the end, and so are the processes that were
@@ -352,6 +363,7 @@ def of_notebook(notebook, file, timeout):
             kernel_name="python3",
             resources={"metadata": {"path": str(file.parent)}},
             on_cell_start=progress,
+            on_cell_executed=_note_error,
             config=Config(KernelManager=settings),
         )
         # they report what we report, less well, and tasks that a flood leaves behind

@@ -3,6 +3,7 @@ it.
 """
 
 import atexit
+import errno
 import faulthandler
 import hashlib
 import inspect
@@ -24,7 +25,12 @@ from signal import SIG_BLOCK, SIG_UNBLOCK
 
 import jax
 
-_restores = itertools.count()
+_folders, _restores = itertools.count(), itertools.count()
+
+
+def _shown(name):
+    """A name in one line."""
+    return str(name) if str(name).isprintable() else repr(str(name))
 
 
 def on_this_host(coordinator):
@@ -80,30 +86,52 @@ def coordinator_of(options):
     return f"{_first_node(nodes)}:{61440 + int(job) % 4096}"  # as JAX does
 
 
+def _whole(name, least, most, what):
+    """The whole number in a variable of the environment; ends this process if there is none."""
+    text = os.environ.get(name, "")
+    if re.fullmatch("[0-9]{1,9}", text) and least <= int(text) <= most:
+        return int(text)
+    given = f"{name}={_shown(text)}" if name in os.environ else f"{name} is not set"
+    raise SystemExit(f"{given}: export {name}={what}, a whole number from {least} to {most}")
+
+
+def _parts(name, address):
+    """The host and the port of an address; ends this process if it is none."""
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+):([0-9]{1,5})", address)
+    if not found or not 0 < int(found[2]) < 65536 or found[1] in ("0.0.0.0", "[::]"):
+        raise SystemExit(
+            f"{name}={_shown(address)} is no address of process 0: export "
+            f"{name}=host:port, such as node1:8476"
+        )
+    return found[1].strip("[]"), int(found[2])
+
+
 def check_coordinator(address, first):
     """End this process if the coordinator's address cannot be right: JAX would wait 300 seconds,
     and process 0 (`first`) would crash if its port is taken.
     """
-    host, _, port = address.rpartition(":")
+    name = "COORDINATOR" if "COORDINATOR" in os.environ else "JAX_COORDINATOR_ADDRESS"
+    host, port = _parts(name, address)
     here, cure = socket.gethostname(), "name process 0's host, JAX_COORDINATOR_ADDRESS=name:port"
     try:
-        socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except OSError as error:
+        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", "no name of a host")
         raise SystemExit(
-            f"{here} cannot resolve {host}, the coordinator's name ({error.strerror}): {cure}"
+            f"{here} cannot resolve {_shown(host)}, the coordinator's name ({why}): {cure}"
         ) from error
     if not first:
         return
     bind = on_this_host(address).get("coordinator_bind_address", f":{port}").rpartition(":")[0]
     try:
-        server = socket.create_server((bind.strip("[]"), int(port)), family=_family(bind))
+        server = socket.create_server((bind.strip("[]"), port), family=_family(bind))
     except OSError as error:
         raise SystemExit(
             f"port {port} of {here}, the coordinator's, is already in use: choose a free one, "
             "JAX_COORDINATOR_ADDRESS=name:port (PORT=... for ssh.sh), or end the program there"
         ) from error
     with server:
-        if not _reaches(server, host.strip("[]"), int(port)):
+        if not _reaches(server, host, port):
             raise SystemExit(
                 f"the coordinator's address {address} is not on {here}, where process "
                 f"0 runs: {cure}"
@@ -333,16 +361,23 @@ def join(*, any_platform=False, any_program=False, sigterm_seconds=100, **option
     "host:port" of process 0, and PROCESS_ID the process index.
     """
     if "COORDINATOR" in os.environ:
-        expected = int(os.environ["NUM_PROCESSES"])
+        _parts("COORDINATOR", os.environ["COORDINATOR"])
+        expected = _whole("NUM_PROCESSES", 1, 10**6, "how many processes there are")
         options["coordinator_address"] = os.environ["COORDINATOR"]
         options["num_processes"] = expected
-        options["process_id"] = int(os.environ["PROCESS_ID"])
+        options["process_id"] = _whole("PROCESS_ID", 0, expected - 1, "the process index")
         options = on_this_host(os.environ["COORDINATOR"]) | options
         # within a Slurm job too, where JAX would ask Slurm
         options["cluster_detection_method"] = "deactivate"
     else:
         counts = "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", "NUM_PROCESSES"
-        expected = next((int(os.environ[name]) for name in counts if name in os.environ), 1)
+        name = next((name for name in counts if name in os.environ), "")
+        if "PROCESS_ID" in os.environ and name in ("NUM_PROCESSES", ""):
+            raise SystemExit(
+                "PROCESS_ID is set, but COORDINATOR is not: export COORDINATOR=host:port of "
+                "process 0, such as node1:8476"
+            )
+        expected = _whole(name, 1, 10**6, "how many processes there are") if name else 1
         # Open MPI 5
         if "OMPI_COMM_WORLD_SIZE" in os.environ and "OMPI_MCA_orte_hnp_uri" not in os.environ:
             if not find_spec("mpi4py"):
@@ -364,9 +399,8 @@ def join(*, any_platform=False, any_program=False, sigterm_seconds=100, **option
         if "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters:
             options = {"shutdown_timeout_seconds": 60} | options
         if address := coordinator_of(options):
-            ranks = "PROCESS_ID", "SLURM_PROCID"
-            rank = next((os.environ[name] for name in ranks if name in os.environ), "")
-            check_coordinator(address, first=rank == "0")
+            rank = options.get("process_id", os.environ.get("SLURM_PROCID"))
+            check_coordinator(address, first=str(rank) == "0")
         jax.distributed.initialize(**options)
         sys.excepthook = leave_at_once
         leave_on_system_exit()
@@ -403,32 +437,97 @@ def reads(file, word, seconds=5):
         time.sleep(0.1)
 
 
-def check_shared(folder, key):
-    """End all processes if they do not see in a folder what process 0 writes there: a save would
-    wait for minutes, or for ever. Nothing is checked where process 0 may not write.
+OF_A_FOLDER = {
+    "EROFS": "this file system is read-only for the job: take another, such as the scratch",
+    "ENOSPC": (
+        "the file system is full (df -h, and df -i for the number of files): delete, or take "
+        "another"
+    ),
+    "EDQUOT": (
+        "your quota is used up (the site's quota command): delete old checkpoints, or take "
+        "another folder"
+    ),
+    "EACCES": "you may not write there: look at ls -ld, and at the group of your project",
+    "EEXIST": "it is a file, or a link that leads nowhere: name a folder",
+    "ENOTDIR": "it is a file, or below one: name a folder",
+    "ELOOP": "it is a link that leads to itself: name a folder",
+    "ENAMETOOLONG": "its name is too long: name another folder",
+}
+
+
+def try_folder(folder, key):
+    """What this process sees in a folder: "host", whether it "reads" what process 0 has written
+    there just now, and its own "errno" and "error" in writing, if there was one. Process 0 makes
+    the folder.
     """
-    if jax.process_count() == 1 or "://" in str(folder):
-        return
-    me, host = jax.process_index(), socket.gethostname()
+    me, host, why = jax.process_index(), socket.gethostname(), None
     word = f"{host} {os.getpid()} {time.time()}"
-    file = folder / ".shared-by-all"
-    if me == 0:
-        try:
-            file.write_text(word)
-        except OSError:
-            word = ""
-    word, *_ = exchange(f"{key}/word", word)
-    mine = not word or reads(file, word)
-    every = [json.loads(text) for text in exchange(f"{key}/read", json.dumps([host, mine]))]
-    if me == 0 and word:
-        file.unlink()
-    blind = [index for index, (_, sees) in enumerate(every) if not sees]
+    first, own = (Path(folder, f".written-by-{index}") for index in (0, me))
+    try:
+        if me == 0:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            own.write_text(word)
+    except OSError as error:
+        word, why = "", error
+    word, *_ = exchange(f"{key}/word", word)  # all others come later
+    try:
+        if me and word:
+            own.write_text("")
+    except FileNotFoundError:  # another disk, which has no such folder
+        pass
+    except OSError as error:
+        why = error
+    seen = {"host": host, "reads": bool(word) and reads(first, word)}
+    if why:
+        code = errno.errorcode.get(why.errno or 0, "?")
+        seen |= {"errno": code, "error": why.strerror or str(why)}
+    exchange(f"{key}/read", "")  # all have looked
+    with suppress(OSError):
+        own.unlink()
+    return seen
+
+
+def check_folder(folder, key, *, to_write):
+    """End all processes, each with one line, if they cannot save in a folder: Orbax would wait for
+    minutes, or for ever. What is read-only may stay so, unless to_write.
+    """
+    seen, shown = try_folder(folder, key), _shown(folder)
+    every = [json.loads(text) for text in exchange(f"{key}/seen", json.dumps(seen))]
+    failed = [index for index, seen in enumerate(every) if "errno" in seen]
+    if failed:
+        code, host, error = (every[failed[0]][what] for what in ("errno", "host", "error"))
+        if not to_write and code in ("EROFS", "EACCES", "EPERM"):
+            return
+        cure = OF_A_FOLDER.get(code, f"look at it on {host}: ls -ld, df -h")
+        who = names(index for index in failed if every[index]["errno"] == code)
+        raise SystemExit(f"{shown} cannot hold checkpoints: {who} on {host}: {error}; {cure}")
+    blind = [index for index, seen in enumerate(every) if not seen["reads"]]
     if blind:
-        hosts = ", ".join(dict.fromkeys(every[index][0] for index in blind))
+        hosts = ", ".join(dict.fromkeys(every[index]["host"] for index in blind))
         raise SystemExit(
-            f"{folder} is not one folder for all hosts: {names(blind)} on {hosts} cannot read what "
-            f"process 0 on {every[0][0]} has written there; name a folder on a disk that all mount"
+            f"{shown} is not one folder for all hosts: {names(blind)} on {hosts} cannot read what "
+            f"process 0 on {every[0]['host']} has written there; name a folder on a disk that all "
+            "mount"
         )
+
+
+def shared_folder(folder):
+    """The path of a folder for checkpoints, which is made if it is not there.
+
+    All processes end at once, each with one line, if one of them cannot write there, or cannot read
+    what process 0 has written. An address such as gs://... is returned as it is.
+
+        with ocp.CheckpointManager(shared_folder(folder)) as manager:
+    """
+    if "://" in str(folder):
+        return folder
+    if not str(folder):
+        raise SystemExit("the name of the checkpoints' folder is empty: is its variable set?")
+    if re.search("[\ud800-\udfff]", str(folder)):  # TensorStore takes no other names
+        raise SystemExit(f"{_shown(folder)} is not in UTF-8: name another folder")
+    path = Path(os.path.abspath(folder))
+    check_folder(path, f"folder {next(_folders)}", to_write=True)
+    return path
 
 
 def restore_newest(manager, target, limit=3600):
@@ -468,7 +567,8 @@ def restore_newest(manager, target, limit=3600):
         except Exception as error:  # of many kinds, from a missing file to one that ends too soon
             return None, f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
-    check_shared(manager.directory, f"restore {call}/shared")
+    if "://" not in str(manager.directory):
+        check_folder(manager.directory, f"restore {call}/folder", to_write=False)
     seen = [json.loads(steps) for steps in together("steps", json.dumps(list(manager.all_steps())))]
     damaged, state = [], None
     processes = {

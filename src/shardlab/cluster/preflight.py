@@ -14,7 +14,6 @@ that waits longer than --limit seconds says for what, prints its stacks, and end
 
 import argparse
 import atexit
-import errno
 import faulthandler
 import importlib
 import importlib.metadata
@@ -36,7 +35,7 @@ from pathlib import Path
 
 # A copy of this file has join.py beside it; the package has it too.
 _join = importlib.import_module(f"{__package__}.join" if __package__ else "join")
-exchange, join, names, reads = _join.exchange, _join.join, _join.names, _join.reads
+exchange, join, names, try_folder = _join.exchange, _join.join, _join.names, _join.try_folder
 
 LAUNCHERS = {"Slurm": "SLURM_PROCID", "Open MPI": "OMPI_COMM_WORLD_RANK", "by hand": "PROCESS_ID"}
 PACKAGES = ("jax", "jaxlib", "numpy", "flax", "optax", "orbax-checkpoint")
@@ -49,18 +48,6 @@ HIDES = {
 }
 PROXIES = "grpc_proxy", "https_proxy", "http_proxy"  # that gRPC reads, in this order
 DIRECT = "no_grpc_proxy", "no_proxy"  # the same, for the hosts that it reaches without
-OF_A_FOLDER = {
-    "EROFS": "this file system is read-only for the job: take another, such as the scratch",
-    "ENOSPC": (
-        "the file system is full (df -h, and df -i for the number of files): delete, or take "
-        "another"
-    ),
-    "EDQUOT": (
-        "your quota is used up (the site's quota command): delete old checkpoints, or take "
-        "another folder"
-    ),
-    "EACCES": "you may not write there: look at ls -ld, and at the group of your project",
-}
 UNREACHED = (
     "the processes do not reach process 0: were all of them started, is its name resolved "
     "(JAX_COORDINATOR_ADDRESS=name:port), is the port open?"
@@ -337,7 +324,7 @@ def _folder(facts):
     if failed:
         code = failed[0]["errno"]
         which = [fact["process"] for fact in failed if fact["errno"] == code]
-        cure = OF_A_FOLDER.get(
+        cure = _join.OF_A_FOLDER.get(
             code, f"look at it on {failed[0]['host']}: ls -ld, df -h; all nodes have to mount it"
         )
         return Check(
@@ -628,38 +615,6 @@ def _measured():
     return min(seconds)
 
 
-def _folder_facts(folder):
-    """Whether this process reads in a folder what process 0 wrote there just now, and its own error
-    in writing.
-    """
-    import jax
-
-    if not folder:
-        return {"reads": None}
-    rank, error, word = (
-        jax.process_index(),
-        None,
-        f"{socket.gethostname()} {os.getpid()} {time.time()}",
-    )
-    own, file = Path(folder, f".preflight-{rank}"), Path(folder, ".preflight-0")
-    try:
-        own.parent.mkdir(parents=True, exist_ok=True)
-        own.write_text(word)
-    except OSError as caught:
-        error = caught
-    (word, *_) = exchange("preflight/word", word)
-    seen = reads(file, word, 0 if error else 5)
-    exchange("preflight/read", "")  # all have looked
-    with suppress(OSError):
-        own.unlink()
-    why = (
-        {"errno": errno.errorcode.get(error.errno or 0, "?"), "error": error.strerror or str(error)}
-        if error
-        else {}
-    )
-    return {"reads": seen} | why
-
-
 class _Patience:
     """Ends this process, with words, a cure and stacks, if what it does takes longer than a limit
     in seconds.
@@ -768,7 +723,9 @@ def main():
         "for what the other processes see",
         "look at the processes that print nothing: did they all start?",
     )
-    facts = _facts() | {"joined": started} | _folder_facts(options.folder)
+    facts = _facts() | {"joined": started, "reads": None}
+    if options.folder:
+        facts |= try_folder(options.folder, "preflight")
     every = [json.loads(text) for text in exchange("preflight/facts", json.dumps(facts))]
     every[0]["all_devices"] = sum(facts_of_one["devices"] for facts_of_one in every)
     if every[0]["all_devices"] > 1:
@@ -819,8 +776,8 @@ def _table(checks):
 def _cause_and_cure(error):
     """What an error at the start says, and what to do about it."""
     cause, _, cure = str(error).rpartition(": ")
-    # join says both
-    return (cause, cure) if "the coordinator's" in cause else (error, _cure_of(error))
+    both = "the coordinator's", "COORDINATOR", "NUM_PROCESSES", "PROCESS_ID"  # join says both
+    return (cause, cure) if any(what in cause for what in both) else (error, _cure_of(error))
 
 
 def _cure_of(error):

@@ -26,6 +26,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -49,21 +50,25 @@ PROGRAMS = (
     "sshd",
     "mpirun",
 )
+# what a Cluster with accounting needs as well
+ACCOUNTING = "slurmdbd", "mariadbd", "mariadb-install-db", "sacct"
+DAEMONS = "slurmctld", "slurmscriptd", "slurmd", "munged", "slurmdbd", "mariadbd"
 NET = "10.77.0"
 LOCK = Path("/tmp/one-slurm-at-a-time.lock")
 
 
-def missing():
+def missing(programs=PROGRAMS):
     """What this machine lacks to run it, in one line; "" if nothing."""
     if os.geteuid() != 0:
         return "a Slurm of two nodes needs root, for network namespaces"
     absent = [
         name
-        for name in PROGRAMS
+        for name in programs
         if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
     ]
     if absent:
         packages = "slurm-wlm munge iproute2 openssh-server openmpi-bin"
+        packages += " slurmdbd mariadb-server-core" if ACCOUNTING[0] in absent else ""
         return f"not installed: {', '.join(absent)} (Debian: apt-get install {packages})"
     return ""
 
@@ -92,9 +97,9 @@ class Cluster:
     them.
     """
 
-    def __init__(self, nodes=2, cpus=16):
+    def __init__(self, nodes=2, cpus=16, *, accounting=False):
         self.names = [f"node{i}" for i in range(1, nodes + 1)]
-        self.cpus = cpus
+        self.cpus, self.accounting, self.database = cpus, accounting, None
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
         self.environment = os.environ | {
             "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin",
@@ -127,7 +132,7 @@ class Cluster:
                     .get("SLURM_CONF", "")
                     .startswith(f"{tempfile.gettempdir()}/slurm-")
                 )
-                if ours and process.name() in ("slurmctld", "slurmscriptd", "slurmd", "munged"):
+                if ours and process.name() in DAEMONS:
                     process.kill()
 
     # Jobs
@@ -333,14 +338,65 @@ class Cluster:
             else "Name=gpu Count=4\n"
         )
         (self.folder / "gres.conf").write_text(gpus)
+        if self.accounting:
+            self._start_accounting()
         self.run("slurmctld", "-c")
         for name in self.names:
             self.start_node(name)
         self.wait_for_nodes()
 
+    def _start_accounting(self):
+        """A database for sacct, which only this machine reaches, and its daemon."""
+        data, port = self.folder / "database", 16820
+        install = "mariadb-install-db", "--no-defaults", "--user=root", f"--datadir={data}"
+        self.run(*install, "--auth-root-authentication-method=normal", "--skip-test-db")
+        where = f"--datadir={data}", f"--socket={data}/socket", f"--port={port}"
+        command = ["mariadbd", "--no-defaults", "--user=root", "--bind-address=127.0.0.1", *where]
+        command += [f"--pid-file={self.folder}/mariadbd.pid", "--skip-grant-tables"]
+        with (self.folder / "mariadbd.log").open("w") as log:
+            self.database = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
+
+        def answers():
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                return True
+            return False
+
+        wait_until(answers, self.log)
+        file = self.folder / "slurmdbd.conf"
+        file.write_text(f"""
+AuthType=auth/munge
+AuthInfo=socket={self.folder}/munge.sock
+DbdHost=localhost
+DbdPort=16819
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={port}
+StorageUser=root
+StorageLoc=accounting
+PidFile={self.folder}/slurmdbd.pid
+LogFile={self.folder}/slurmdbd.log
+""")
+        file.chmod(0o600)
+        self.run("slurmdbd")
+        wait_until(lambda: self._succeeds("sacctmgr", "--noheader", "list", "cluster"), self.log)
+        self.run("sacctmgr", "--immediate", "add", "cluster", "two-nodes")
+
+    def _succeeds(self, *command):
+        return not subprocess.run(command, env=self.environment, capture_output=True).returncode
+
     def _configuration(self):
         here = os.uname().nodename
         names = ",".join(self.names)
+        accounts = (
+            "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=localhost\n"
+            "AccountingStoragePort=16819\n"
+            f"AccountingStoragePass={self.folder}/munge.sock\nAccountingStorageTRES=gres/gpu\n"
+            "JobAcctGatherType=jobacct_gather/linux\nJobAcctGatherFrequency=1"
+            if self.accounting
+            else "AccountingStorageType=accounting_storage/none\n"
+            "JobAcctGatherType=jobacct_gather/none"
+        )
         addresses = ",".join(f"{NET}.{i + 1}" for i in range(len(self.names)))
         return f"""
 ClusterName=two-nodes
@@ -362,8 +418,7 @@ SlurmctldLogFile={self.folder}/slurmctld.log
 SlurmdLogFile={self.folder}/slurmd.%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
+{accounts}
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerParameters=batch_sched_delay=0,sched_interval=5,bf_interval=5
@@ -386,6 +441,8 @@ PartitionName=four Nodes=ALL MaxCPUsPerNode=4 MaxTime=INFINITE State=UP
         for file in self.folder.glob("*.pid"):
             with contextlib.suppress(Exception):
                 os.kill(int(file.read_text()), signal.SIGKILL)
+        if self.database:
+            self.database.kill(), self.database.wait()
         self._remove_network()
         hosts = Path("/etc/hosts")
         lines = hosts.read_text().splitlines(keepends=True)

@@ -147,6 +147,30 @@ def test_what_an_answer_leaves_running_is_ended(graded, tmp_path):
     assert not left
 
 
+HIDES = "from IPython import get_ipython as ip\n"
+
+
+@pytest.mark.parametrize(
+    ("raises", "name"),
+    [
+        ("def __str__(self): raise SystemExit", "SystemExit"),
+        ("def __str__(self): raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("def __str__(self): return '\\ud800'", "UnicodeEncodeError"),
+        (f"{HIDES}    ip().showtraceback = lambda *a, **k: None", "Bad"),
+        (f"{HIDES}    ip().set_custom_exc((Exception,), lambda *a, **k: None)", "Bad"),
+    ],
+)
+def test_an_error_that_cannot_be_shown_is_an_error(graded, raises, name):
+    verdict = graded(bob=of(f"class Bad(Exception):\n    {raises}\nraise Bad"))["bob"]["e0"]
+    assert verdict["verdict"] == "error" and verdict["why"].startswith(name)
+
+
+def test_a_group_of_errors_is_an_error(graded):
+    says = "raise ExceptionGroup('two', [ValueError(1)])"
+    verdict = graded(bob=of(says))["bob"]["e0"]
+    assert verdict == {"verdict": "error", "why": "ExceptionGroup: two (1 sub-exception)"}
+
+
 def test_kernels_open_no_ports(graded):
     listens = "import ipykernel\ncheck(4 if '\"ipc\"' in ipykernel.get_connection_info() else 0)"
     assert graded(bob=of(listens))["bob"] == {"e0": RIGHT}

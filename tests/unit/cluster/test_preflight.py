@@ -17,6 +17,7 @@ from waiting import PATIENCE
 FOLDER = ROOT / "book" / "cluster"
 sys.path.insert(0, str(FOLDER))
 
+import join  # noqa: E402
 import preflight  # noqa: E402
 from preflight import judge  # noqa: E402
 
@@ -385,18 +386,19 @@ def test_why_a_folder_cannot_be_used_is_told_by_the_error_of_the_system(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(preflight.Path, "write_text", write)
-    facts = preflight._folder_facts(tmp_path)
-    assert facts == {"reads": False, "errno": errno.errorcode[number], "error": os.strerror(number)}
-    check = preflight._folder([fact() | facts])
-    assert check.cure == preflight.OF_A_FOLDER[errno.errorcode[number]]
+    facts = preflight.try_folder(tmp_path, f"a folder with {number}")
+    code = errno.errorcode[number]
+    expected = {"host": os.uname().nodename, "reads": False, "errno": code}
+    assert facts == expected | {"error": os.strerror(number)}
+    assert preflight._folder([fact() | facts]).cure == join.OF_A_FOLDER[code]
 
 
 def test_a_folder_below_a_file_is_none(tmp_path):
     (tmp_path / "file").touch()
-    assert preflight._folder_facts(tmp_path / "file" / "run")["errno"] == "ENOTDIR"
-    assert preflight._folder_facts(tmp_path / "run") == {"reads": True} and not list(
-        (tmp_path / "run").iterdir()
-    )
+    assert preflight.try_folder(tmp_path / "file" / "run", "below a file")["errno"] == "ENOTDIR"
+    whole = {"host": os.uname().nodename, "reads": True}
+    assert preflight.try_folder(tmp_path / "run", "new") == whole
+    assert not list((tmp_path / "run").iterdir())
 
 
 def begin(folder, *arguments, index=None, processes=2, port=0, **environment):

@@ -16,7 +16,7 @@ from places import ROOT
 from slurm_cluster import on_cpus
 from waiting import PATIENCE
 
-from shardlab.cluster.join import port_of_this_step
+from shardlab.cluster.join import join, port_of_this_step
 from shardlab.cluster.worker import free_ports
 
 pytestmark = pytest.mark.reads("book/cluster", "book/clusters.md", "src/shardlab")
@@ -65,6 +65,22 @@ def test_names_with_quotes_and_stars_are_names(hosts):
         f"host*:99|0|{note}|-u it's.py a b",
         f"host*:99|1|{note}|-u it's.py a b",
     ]
+
+
+@pytest.mark.parametrize("script", ["ssh.sh", "mpirun.sh"])
+def test_no_host_is_no_success(hosts, script):
+    shutil.copy(ROOT / "book" / "cluster" / script, hosts)
+    given = os.environ | {"VENV": str(hosts), "HOSTS": " "}
+    done = subprocess.run(["bash", script, "x.py"], cwd=hosts, env=given, capture_output=True)
+    assert done.returncode == 1 and done.stderr.strip().endswith(b"HOSTS names no host")
+
+
+@pytest.mark.parametrize("each", ["0", "two", "-1", " "])
+def test_mpirun_sh_says_which_number_it_lacks(hosts, each):
+    shutil.copy(ROOT / "book" / "cluster" / "mpirun.sh", hosts)
+    given = os.environ | {"VENV": str(hosts), "HOSTS": "one", "EACH": each}
+    done = subprocess.run(["bash", "mpirun.sh", "x.py"], cwd=hosts, env=given, capture_output=True)
+    assert done.returncode == 1 and done.stderr.decode().startswith(f"EACH={each}: export EACH=")
 
 
 def test_a_variable_is_no_command(hosts):
@@ -515,6 +531,57 @@ def test_steps_of_one_job_have_coordinators_of_their_own(monkeypatch, nodes, hos
     assert all(61440 <= int(text.rpartition(":")[2]) <= 65535 for text in told)
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "node1i:61440")
     assert port_of_this_step() == {}
+
+
+GOOD = {"COORDINATOR": "127.0.0.1:1234", "NUM_PROCESSES": "2", "PROCESS_ID": "0"}
+NUMBERS = ["two", "", "-1", "1.0", "1e1", " 1", "1\n", "0x1", "٢", "9" * 5000]
+ADDRESSES = ["", "node1", "node1:", ":8476", "node1:0", "node1:99999", "node1:-1", "node1:http"]
+ADDRESSES += ["http://node1:8476", "node1:8476/x", "node1:84 76", "me@node1:8476", "::1:8476"]
+ADDRESSES += [
+    "0.0.0.0:8476",
+    "[::]:8476",
+    "[node1]:8476",
+    "node1:8476\n",
+    "node1,node2:8476",
+    "*:8476",
+]
+BAD = [
+    *({"NUM_PROCESSES": text} for text in [None, "0", *NUMBERS]),
+    *({"PROCESS_ID": text} for text in [None, "2", "7", *NUMBERS]),
+    *({"COORDINATOR": text} for text in ADDRESSES),
+    *({"COORDINATOR": None, "JAX_COORDINATOR_ADDRESS": a, "SLURM_NTASKS": "2"} for a in ADDRESSES),
+    {"COORDINATOR": None},
+    {"COORDINATOR": None, "NUM_PROCESSES": None},
+    *({"COORDINATOR": None, "PROCESS_ID": None, "NUM_PROCESSES": text} for text in ["0", *NUMBERS]),
+    *({"COORDINATOR": f"{host}:8476"} for host in ("no.such.host.invalid", "x" * 99, "a..b")),
+]
+
+
+@pytest.mark.parametrize("changed", BAD, ids=lambda changed: repr(changed)[:60])
+def test_what_says_nothing_of_the_processes_is_named_in_one_line(monkeypatch, changed):
+    if changed.get("JAX_COORDINATOR_ADDRESS") == "":
+        pytest.skip("to JAX, an empty address is none")
+    for name in list(os.environ):
+        if name.startswith(("SLURM", "OMPI", "JAX_COORD")):
+            monkeypatch.delenv(name)
+    for name, text in (GOOD | changed).items():
+        monkeypatch.setenv(name, text) if text is not None else monkeypatch.delenv(name, False)
+    with pytest.raises(SystemExit) as error:
+        join()
+    said = str(error.value)
+    assert (said.isprintable() and "export " in said) or "cannot resolve" in said
+    assert any(name in said for name in changed if name.endswith(("ADDRESS", "SES", "ID", "TOR")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["hello.py", "preflight.py", "hang.py", "links.py", "grid.py"])
+def test_each_program_says_it_without_a_traceback(program):
+    given = os.environ | on_cpus(1) | GOOD | {"PROCESS_ID": "2"}
+    command, folder = [sys.executable, program], ROOT / "book" / "cluster"
+    done = subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True)
+    said = done.stdout + done.stderr
+    assert done.returncode and "PROCESS_ID=2" in said and "Traceback" not in said
+    assert said.count("\n") == 1 + (program == "preflight.py")
 
 
 TELLS = """
