@@ -740,9 +740,11 @@ class Origins:
                 place = int(parameter.attribute("index"))
                 source = here[parameter.names[0]]
                 # What a scan only reads, such as the stacked weights of its layers, is carried
-                # unchanged through XLA's loop: it is the argument still.
+                # unchanged through XLA's loop: it is the argument still, inside and after it.
                 if source.kind == "parameter" and (outer := self._carried(here, place)):
                     here, source = outer
+                elif source.kind == "while" and self._is_carried(source, place):
+                    source = here[source.names[0]]
                 if source.kind != "tuple":
                     return ""
                 name = source.names[place]
@@ -758,14 +760,26 @@ class Origins:
         """
         caller = self._callers.get(body.name)
         loop = caller[0][caller[1]] if caller else None
-        if loop is None or loop.kind != "while" or (after := body[body.root]).kind != "tuple":
-            return None
-        same = body[after.names[place]]
-        if same.kind != "get-tuple-element" or f"index={place}" not in same.attributes.replace(
-            " ", ""
-        ).split(","):
+        if loop is None or loop.kind != "while" or not self._is_carried(loop, place):
             return None
         return loop.home, loop.home[loop.names[0]]
+
+    def _is_carried(self, loop, place):
+        """Whether a loop carries what is at a place unchanged, also through loops in its body."""
+        body = self._program[loop.attribute("body").lstrip("%")]
+        if (after := body[body.root]).kind != "tuple":
+            return False
+        same = body[after.names[place]]
+        while same.kind == "get-tuple-element" and (inner := body[same.names[0]]).kind == "while":
+            index, start = int(same.attribute("index")), body[inner.names[0]]
+            if start.kind != "tuple" or not self._is_carried(inner, index):
+                return False
+            same = body[start.names[index]]
+        return (
+            same.kind == "get-tuple-element"
+            and body[same.names[0]].kind == "parameter"
+            and int(same.attribute("index")) == place
+        )
 
     def _followed(self, instruction, ends=None):
         """The lines that depend on an instruction, nearest first; `ends` collects the numbers of
