@@ -311,9 +311,10 @@ class Origins:
         for name in parts or [instruction.name]:
             size = _elements(here, name)
             whole += size
-            sliced += size * any(
-                0 < devices * _elements(here, user) <= size for user in users(name)
-            )
+            uses = list(users(name))
+            for user in uses:  # compilers for CPUs add bf16 in f32, and convert the sum
+                uses += users(user) if _is_layout(here[user]) else ()
+            sliced += size * any(0 < devices * _elements(here, user) <= size for user in uses)
         return 2 * sliced > whole
 
     @promised()
@@ -327,9 +328,7 @@ class Origins:
             if maker is None:
                 return False
             if maker.kind == "fusion":
-                body = maker.called()
-                inside = {body[name].kind for name in body.lines}
-                if len(maker.names) != 1 or not inside <= {*_UNSLICED, "parameter"}:
+                if not _is_layout(maker):
                     return False
                 name = maker.names[0]
             elif maker.kind == "get-tuple-element":
@@ -355,9 +354,7 @@ class Origins:
             if maker is None:
                 return None
             if maker.kind == "fusion" and len(maker.names) == 1:
-                body = maker.called()
-                inside = {body[one].kind for one in body.lines}
-                if not inside <= {*_UNSLICED, "parameter"}:
+                if not _is_layout(maker):
                     break
                 name = maker.names[0]
             elif maker.kind == "get-tuple-element" and maker.names[0] in here.lines:
@@ -981,6 +978,15 @@ def _adds(instruction):
         return any(re.search(r" (all-reduce|reduce-scatter)(-start)?\(", line) for line in lines)
     kind = KINDS.get(instruction.kind.removesuffix("-start"))
     return kind is not None and kind.adds
+
+
+def _is_layout(instruction):
+    """Whether an instruction changes nothing but the type and the layout of its one operand."""
+    if instruction.kind != "fusion":
+        return instruction.kind in _UNSLICED
+    body = instruction.called()
+    kinds = {body[name].kind for name in body.lines}
+    return len(instruction.names) == 1 and kinds <= {*_UNSLICED, "parameter"}
 
 
 def _elements(here, name):
