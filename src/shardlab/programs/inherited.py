@@ -307,6 +307,8 @@ class Inheritance:
       contiguous: the (file, line) of reshapes of arrays in shards, after which these are still
         contiguous.
       windows: the (file, line) of updates of a slice of a dimension that is in shards.
+      products: the axes that no operand of the products of a (file, line) has, and the numbers of
+        the arguments among their operands.
       held: the `Held`s, each once.
       picked: the `Pick`s, by the `Loss` of the constraint.
     """
@@ -331,6 +333,7 @@ class Inheritance:
     dropped: set[Loss] = field(default_factory=set)
     contiguous: set[tuple[str, int]] = field(default_factory=set)
     windows: set[tuple[str, int]] = field(default_factory=set)
+    products: dict[tuple[str, int], tuple[set, set]] = field(default_factory=dict)
     held: dict[Held, None] = field(default_factory=dict)
     picked: dict[Loss, Pick] = field(default_factory=dict)
 
@@ -699,6 +702,11 @@ class _Follower:
             return lost
         self.shown.flops += flops
         named = set().union(*(value.named for value in sides))
+        place = self._place(equation)
+        without = {axis for axis, size in self.sizes.items() if size > 1} - named
+        lacking, used = self.shown.products.setdefault((place.file, place.line), (without, set()))
+        lacking &= without
+        used |= {value.argument for value in sides} - {None}
         for value, other in (sides, sides[::-1]):
             if value.argument is not None:
                 self.shown.gathered |= {

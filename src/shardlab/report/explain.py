@@ -158,6 +158,7 @@ def explain(
             judgement.repeats,
             judgement.forward,
             tensor,
+            is_trained,
         )
     if wrapper == "pmap" and located.origins.is_differentiated:
         found += findings.of_unsummed(report.moves, arrays, results)

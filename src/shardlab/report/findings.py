@@ -411,6 +411,7 @@ def of_batch(
     repeats: float,
     trained: Collection[str],
     tensor: Collection[str] = (),
+    is_differentiated: bool = True,
 ) -> Iterator[Finding]:
     """Data that are in shards, but not along an axis along which parameters are.
 
@@ -424,6 +425,8 @@ def of_batch(
       trained: the names of the arguments with respect to which it is differentiated, or else of
         those that the forward pass uses.
       tensor: axes of tensor parallelism, along which data are replicated on purpose.
+      is_differentiated: whether the program has a backward pass: in another one, what is whole may
+        be a weight.
     """
     roots = _roots(arguments)
     known, named_axes = Counter(map(_layout, results)), set()
@@ -438,7 +441,8 @@ def of_batch(
             if axis in tensor and not is_of_data(axis):
                 continue
             # a table beside the batch, or what tensor parallelism and pipelines replicate
-            if is_whole and not (is_of_data(axis) and all(axis in one.replicated for one in data)):
+            is_batch = is_differentiated and is_of_data(axis)
+            if is_whole and not (is_batch and all(axis in one.replicated for one in data)):
                 continue
             ways = mesh[axis]
             stored = [one for one in arguments if one is not array and axis not in one.replicated]
@@ -823,25 +827,38 @@ def repeated_products(
 
 
 def of_repeated_products(
-    again: Mapping[tuple[str, int], tuple[int, int]], total: float
+    again: Mapping[tuple[str, int], tuple[int, int]],
+    total: float,
+    products: Mapping[tuple[str, int], tuple[set, set]] = types.MappingProxyType({}),
+    names: Mapping[int, str] = types.MappingProxyType({}),
 ) -> Iterator[Finding]:
     """Lines whose matrix products several devices repeat.
 
     Args:
       again: FLOPs of all devices and of one by line, as `repeated_products` returns them.
       total: FLOPs of all products on all devices.
+      products: as `Inheritance.products`.
+      names: those of the program's arguments, by their numbers.
     """
     more = sum(flops_done - flops for flops_done, flops in again.values())
     if more > _LEAST * total:
         flops_done, flops = map(sum, zip(*again.values(), strict=True))
         first = max(again, key=lambda place: again[place][0])
         lines = where(*first) if len(again) == 1 else f"{len(again)} lines, first {where(*first)}"
+        lacking = [products.get(place, (set(), set()))[0] for place in again]
+        axes = " and ".join(sorted(set.intersection(*lacking)))
+        used = {number for place in again for number in products.get(place, ((), ()))[1]}
+        own = _listed(sorted({names[number] for number in used if number in names}))
         yield Finding(
             "repeated work",
-            (
-                f"{_REPEATED} {lines} are computed by several devices: together they "
-                f"do {flops_done / flops:.3g} times the FLOPs that one would; an array in them is "
-                "replicated along an axis along which no dimension of the product is sharded"
+            f"{_REPEATED} {lines} are computed by several devices: together they do "
+            f"{flops_done / flops:.3g} times the FLOPs that one would; "
+            + (
+                f"no array in them is in shards along {axes}"
+                + (f": shard a dimension of {own} along it" if own else "")
+                if axes
+                else "an array in them is replicated along an axis along which no dimension of the "
+                "product is sharded"
             ),
         )
 
@@ -1383,6 +1400,8 @@ def of_temporaries(
     """
     kept = [row for row in temporaries if is_differentiated and row.phase == "forward"]
     kept = [row for row in kept if row.is_stack or row.count > 2]
+    # what a loop carries has no operation that makes it, unlike what its body computes
+    carried = [row for row in temporaries if is_differentiated and row.is_stack and not row.phase]
     sizes_of_results = {_shape(array.shard) for array in results}
     others = (row for row in temporaries if _shape(row.type) not in sizes_of_results)
     first = next(others, None)
@@ -1414,6 +1433,14 @@ def of_temporaries(
             f"{where(row.file, row.line)}: {bytes_text(kept_bytes)} {what} are kept for the "
             f"backward pass, {kept_bytes / peak:.0%} of what a device holds at once, most of them "
             f"{row.count} × {row.type}, made by {row.operation or 'it'}; {remedy}",
+        )
+    elif first in carried and single > max(2 / 3 * peak, least):
+        yield Finding(
+            "largest temporaries",
+            f"{bytes_text(single)} are kept for the backward pass, {single / peak:.0%} of what a "
+            f"device holds at once: {first.type} is what a loop carries, once for each of its "
+            f"{_shape(first.type)[0]} iterations. Two nested loops, with jax.checkpoint around the "
+            "inner one, keep about the square root of as many",
         )
     elif single > max(0.3 * peak, least) and not first.is_stack:
         made = f", made by {first.operation}" if first.operation else ""

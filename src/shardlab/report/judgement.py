@@ -105,7 +105,12 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         *findings.of_many(moves),
         *findings.of_indices(moves, compiled.inheritance.windows if compiled.inheritance else ()),
         *(one for one in findings.of_avoidable(moves) if one.says.partition(": ")[0] not in told),
-        *findings.of_repeated_products(again, devices * sum((each or {}).values())),
+        *findings.of_repeated_products(
+            again,
+            devices * sum((each or {}).values()),
+            compiled.inheritance.products if compiled.inheritance else {},
+            compiled.names,
+        ),
         *(
             one
             for one in partitioner

@@ -675,3 +675,43 @@ def test_a_replicated_optimiser_comes_before_the_sharding_of_its_results():
     )
     titles = [finding.title for finding in report.findings]
     assert titles.index("replicated") < titles.index("other sharding"), found(report)
+
+
+def test_what_a_checkpointed_loop_carries_is_told_and_two_loops_keep_less():
+    mesh = grid((8,), ("data",))
+
+    def step(w, x, is_nested=False):
+        def loss(w):
+            layer = jax.checkpoint(lambda h, w: (jnp.tanh(h @ w), None))
+            if not is_nested:
+                return jnp.mean(lax.scan(layer, x, w)[0] ** 2)
+            inner = jax.checkpoint(lambda h, w: lax.scan(layer, h, w))
+            return jnp.mean(lax.scan(inner, x, w.reshape(8, 8, *w.shape[1:]))[0] ** 2)
+
+        return w - 0.1 * jax.grad(loss)(w)
+
+    w, x = struct(mesh, (64, 64, 64), None, "data"), struct(mesh, (512, 64, 64), "data")
+    one, two = (
+        explain(
+            jax.jit(step, donate_argnums=0, out_shardings=w.sharding, static_argnums=2),
+            w,
+            x,
+            nested,
+        )
+        for nested in (False, True)
+    )
+    assert any("what a loop carries, once for each of its 64 iterations" in f for f in found(one))
+    assert not any("what a loop carries" in f for f in found(two))
+    assert two.memory["peak"] < one.memory["peak"] / 3
+
+
+def test_repeated_products_name_the_axis_and_the_weights_without_it():
+    def f(x, w):
+        h = jnp.tanh(x @ w["up"])  # here
+        return lax.with_sharding_constraint(h, NamedSharding(MESH, P("data"))) @ w["down"]
+
+    w = {"up": struct(MESH, (256, 512)), "down": struct(MESH, (512, 256), None, "model")}
+    report = explain(f, struct(MESH, (4096, 256), "data"), w)
+    (told,) = [one for one in found(report) if one.startswith("repeated work")]
+    assert f"the matrix products of {line(f, '# here')}" in told
+    assert "no array in them is in shards along model" in told and "w['up']" in told
