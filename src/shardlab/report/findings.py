@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardlab.arrays.layout import bytes_text, counted
-from shardlab.costs.communication.kinds import KINDS
+from shardlab.costs.communication.kinds import KINDS, OPERATIONS
 from shardlab.programs.collectives import Collective
 from shardlab.programs.hlo import Instruction, array_types, metadata, type_bytes
 from shardlab.programs.inherited import text_of
@@ -969,7 +969,8 @@ def _summed_in_loops(moves, origins):
         usage = origins.in_loop(start)
         is_small = move.bytes < _SMALL and move.kind == "all-reduce"
         if usage == "added" or (usage == "stacked" and is_small):
-            key = usage, origin.file, origin.line
+            is_mapped = origin.operation in OPERATIONS and origin.phase == "backward"
+            key = usage, origin.file, origin.line, move.axes if is_mapped else None
             times, size, kinds, is_kept = sums.get(key, (0, 0, (), False))
             sums[key] = (
                 times + move.times,
@@ -979,7 +980,7 @@ def _summed_in_loops(moves, origins):
             )
     all_times = sum(move.times or 0 for move, _, _ in moves)
     all_bytes = sum((move.times or 0) * (move.bytes or 0) for move, _, _ in moves)
-    for (usage, file, line), (times, size, kinds, is_kept) in sums.items():
+    for (usage, file, line, axes), (times, size, kinds, is_kept) in sums.items():
         if size < _LEAST * all_bytes and times < 2 * _LEAST * all_times:
             continue
         if is_kept and size < _MUCH * all_bytes:  # shards of a sum take less memory
@@ -992,6 +993,12 @@ def _summed_in_loops(moves, origins):
                     f"{place}{counted(times, min(kinds))}, at least one in every iteration, "
                     f"send {bytes_text(size)}, although the loop only adds their results up: let "
                     "each device add up its own part, and sum over devices once after the loop"
+                    + (
+                        ": in a shard_map, jax.lax.pcast(parameter, "
+                        f'{axes!r}, to="varying") before the loop, of what is differentiated'
+                        if axes
+                        else ""
+                    )
                     + (", which takes memory for the whole sum" if is_kept else "")
                 ),
             )

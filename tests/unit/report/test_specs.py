@@ -715,3 +715,21 @@ def test_repeated_products_name_the_axis_and_the_weights_without_it():
     (told,) = [one for one in found(report) if one.startswith("repeated work")]
     assert f"the matrix products of {line(f, '# here')}" in told
     assert "no array in them is in shards along model" in told and "w['up']" in told
+
+
+@pytest.mark.parametrize("is_cast", [False, True])
+def test_gradients_that_a_shard_map_adds_in_each_iteration_have_a_cast_as_their_remedy(is_cast):
+    mesh = grid((8,), ("data",))
+
+    def loss(w, batches):
+        w = lax.pcast(w, ("data",), to="varying") if is_cast else w
+        add = lambda total, x: (total + jnp.sum(jnp.tanh(x @ w)), None)  # noqa: E731
+        return lax.psum(lax.scan(add, lax.pcast(0.0, ("data",), to="varying"), batches)[0], "data")
+
+    mapped = jax.shard_map(loss, mesh=mesh, in_specs=(P(), P(None, "data")), out_specs=P())
+    w, batches = struct(mesh, (256, 256)), struct(mesh, (4, 512, 256), None, "data")
+    report = explain(jax.grad(mapped), w, batches)
+    told = [one for one in found(report) if one.startswith("summed in a loop")]
+    assert bool(told) != is_cast, found(report)
+    assert all("jax.lax.pcast(parameter, ('data',), to=\"varying\")" in one for one in told)
+    assert sum(move.times for move in report.moves if move.bytes > 1024) == (1 if is_cast else 4)
