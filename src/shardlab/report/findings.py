@@ -361,8 +361,16 @@ def gathered_dimensions(
     return found
 
 
-def of_replacement(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator[Finding]:
-    """Results with another sharding than the argument that they replace in the next call."""
+def of_replacement(
+    arguments: Sequence[Any], results: Sequence[Any], forward: Collection[str] = ()
+) -> Iterator[Finding]:
+    """Results with another sharding than the argument that they replace in the next call.
+
+    Args:
+      arguments, results: as `shardlab.report.explain.Array`s.
+      forward: the names of the arguments that the forward pass uses. Of others, such as an
+        optimiser's state, their own sharding may be why.
+    """
     same = Counter(map(_layout, arguments)) & Counter(map(_layout, results))
     old, new = {}, {}
     for arrays, unmatched, left in ((arguments, old, same.copy()), (results, new, same.copy())):
@@ -395,7 +403,7 @@ def of_replacement(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator
                 "cannot be reused; give both the same, with out_shardings or where the argument "
                 "is made"
             ),
-            arguments=tuple(array.number for _, array in pairs),
+            arguments=tuple(array.number for _, array in pairs if array.name not in forward),
         )
 
 
