@@ -856,7 +856,8 @@ def of_repeated_products(
         lacking = [products.get(place, (set(), set()))[0] for place in again]
         axes = " and ".join(sorted(set.intersection(*lacking)))
         used = {number for place in again for number in products.get(place, ((), ()))[1]}
-        own = _listed(sorted({names[number] for number in used if number in names}))
+        lists = stacked(names.values())
+        own = _listed(sorted({pattern(names[one], lists) for one in used if one in names}))
         yield Finding(
             "repeated work",
             f"{_REPEATED} {lines} are computed by several devices: together they do "
