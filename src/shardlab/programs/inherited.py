@@ -7,6 +7,7 @@ axes of each value are followed through the jaxpr, from the arguments on. Where 
 too: the matrix products in which no operand has the axis, every device along it repeats.
 """
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -31,9 +32,11 @@ __all__ = [
     "Added",
     "Clash",
     "Column",
+    "Held",
     "Inheritance",
     "Loss",
     "Order",
+    "Pick",
     "Site",
     "Sum",
     "Swap",
@@ -60,6 +63,7 @@ _ELEMENTWISE = {
     "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign",
     "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor", *_CONSTRAINTS,
 }  # fmt: skip
+_PICKS = ("dynamic_slice", "gather", "slice")
 _REDUCTIONS = {
     "argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod",
     "reduce_sum", "reduce_xor",
@@ -232,6 +236,40 @@ class Added:
     argument: int
 
 
+@dataclass(frozen=True)
+class Held:
+    """A computed array that a constraint makes larger on each device than the argument which it
+    meets element by element, as a gradient meets its parameter or moments.
+
+    Attributes:
+      place: of the constraint.
+      type: of the whole array, such as "f32[64,256]".
+      spec, better: that of the constraint, and that of the argument, as text.
+      axes: those of the argument that the constraint lacks.
+      argument: the number of the argument.
+    """
+
+    place: Site
+    type: str
+    spec: str
+    better: str
+    axes: tuple[str, ...]
+    argument: int
+
+
+@dataclass(frozen=True)
+class Pick:
+    """An index into, or a slice of, what a constraint has made whole, and that nothing else uses.
+
+    Attributes:
+      place: of the index.
+      share: elements that are taken, of all.
+    """
+
+    place: Site
+    share: float
+
+
 @dataclass
 class Inheritance:
     """What following a program has shown.
@@ -269,6 +307,10 @@ class Inheritance:
       contiguous: the (file, line) of reshapes of arrays in shards, after which these are still
         contiguous.
       windows: the (file, line) of updates of a slice of a dimension that is in shards.
+      products: the axes that no operand of the products of a (file, line) has, and the numbers of
+        the arguments among their operands.
+      held: the `Held`s, each once.
+      picked: the `Pick`s, by the `Loss` of the constraint.
     """
 
     flops: int = 0
@@ -291,6 +333,9 @@ class Inheritance:
     dropped: set[Loss] = field(default_factory=set)
     contiguous: set[tuple[str, int]] = field(default_factory=set)
     windows: set[tuple[str, int]] = field(default_factory=set)
+    products: dict[tuple[str, int], tuple[set, set]] = field(default_factory=dict)
+    held: dict[Held, None] = field(default_factory=dict)
+    picked: dict[Loss, Pick] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -300,8 +345,10 @@ class _Value:
     whether its axes are known; where it was gathered, and its type then, if it is only that; the
     axis that it gets along two dimensions, with what `Inheritance.contested` says of it; the
     arguments from which it has axes, as weights of the products that made it; the axes by which
-    a constraint has further divided a dimension of it, if it is only that; and the axes of which
-    the compiler alone decides the dimension, because what it is computed from has them twice.
+    a constraint has further divided a dimension of it, if it is only that; the axes of which
+    the compiler alone decides the dimension, because what it is computed from has them twice; the
+    constraint that it is, up to a factor, if nothing else is stored; the argument that it is, up to
+    a factor; and the losses that a constraint makes of what only an index uses.
     """
 
     axes: tuple[tuple[str, ...], ...] = ()
@@ -314,6 +361,9 @@ class _Value:
     given: frozenset = frozenset()
     added: tuple = ()
     undecided: frozenset = frozenset()
+    held: tuple | None = None
+    scaled: int | None = None
+    unused: frozenset = frozenset()
 
     @property
     def named(self):
@@ -379,9 +429,15 @@ class _Follower:
                 return _Value(((),) * rank)
             return known.get(atom) or _Value(((),) * rank)
 
+        uses = Counter(
+            atom for one in jaxpr.eqns for atom in one.invars if not hasattr(atom, "val")
+        )
+        uses.update(atom for atom in jaxpr.outvars if not hasattr(atom, "val"))
         for equation in jaxpr.eqns:
             values = [read(atom) for atom in equation.invars]
             results = self._results(equation, values, times, within, manual)
+            if equation.primitive.name in _CONSTRAINTS and uses[equation.outvars[0]] == 1:
+                results = [replace(results[0], unused=results[0].lost)]
             known |= dict(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
@@ -458,7 +514,10 @@ class _Follower:
             for loss in values[0].lost:
                 if loss.axis not in values[0].named:
                     self.shown.searched.setdefault(loss, self._place(equation))
+        if name in _PICKS and manual is None and values[0].unused:
+            self._picked(equation, values[0])
         moved = values[0] if name in LAYOUT and values else _Value()
+        held, scaled = self._meeting(equation, values) if name in _ELEMENTWISE else (None, None)
         gathered = moved.gathered
         if name == "all_gather":
             gathered = self._place(equation), _type(equation.outvars[0].aval)
@@ -484,9 +543,46 @@ class _Follower:
                     given=given,
                     added=moved.added,
                     undecided=(undecided | twice) & named,
+                    held=held,
+                    scaled=scaled,
                 )
             )
         return results
+
+    def _picked(self, equation, value):
+        """Notes an index into what a constraint has made whole, and that nothing else uses."""
+        whole, part = (
+            math.prod(one.aval.shape) for one in (equation.invars[0], equation.outvars[0])
+        )
+        for loss in value.unused - {loss for loss in value.unused if loss.axis in value.named}:
+            self.shown.picked.setdefault(loss, Pick(self._place(equation), part / max(whole, 1)))
+
+    def _meeting(self, equation, values):
+        """The constraint, and the argument, of which the result of an element-wise operation is a
+        multiple; notes where one meets the other.
+        """
+        shape = getattr(equation.outvars[0].aval, "shape", ())
+        large = [
+            (value, atom)
+            for value, atom in zip(values, equation.invars, strict=True)
+            if getattr(atom.aval, "shape", ()) != ()
+        ]
+        stands = [value.argument if value.scaled is None else value.scaled for value, _ in large]
+        for (value, _), number in itertools.product(large, stands):
+            if value.held is None or number is None or not shape:
+                continue
+            place, kind, spec, axes = value.held
+            own = self.arguments[number].axes
+            lacking = tuple(a for one in own for a in one if a not in {b for c in axes for b in c})
+            is_wider = len(own) == len(axes) and all(
+                {*mine} <= {*its} for mine, its in zip(axes, own, strict=True)
+            )
+            if lacking and is_wider and math.prod(self.sizes.get(a, 1) for a in lacking) > 1:
+                held = Held(place, kind, spec, text_of(own), lacking, number)
+                self.shown.held.setdefault(held)
+        if len(large) != 1:
+            return None, None
+        return large[0][0].held, stands[0]
 
     def _given(self, equation, values):
         """The axes that the result of an equation has from weights, each with the weight: none
@@ -606,6 +702,11 @@ class _Follower:
             return lost
         self.shown.flops += flops
         named = set().union(*(value.named for value in sides))
+        place = self._place(equation)
+        without = {axis for axis, size in self.sizes.items() if size > 1} - named
+        lacking, used = self.shown.products.setdefault((place.file, place.line), (without, set()))
+        lacking &= without
+        used |= {value.argument for value in sides} - {None}
         for value, other in (sides, sides[::-1]):
             if value.argument is not None:
                 self.shown.gathered |= {
@@ -666,7 +767,10 @@ class _Follower:
                     own = math.prod(shapes[0 if other is right else 1])
                     summed = Sum(self._place(equation), shape[e], kept, own, elements)
                     self.shown.sums.setdefault((other.argument, axis), summed)
-                for axis in set(one.axes[d]) - set(other.axes[e]):
+                # Where no weight has given the axis, what is gathered before a product is scattered
+                # after the last one, as an activation that is in shards between the layers.
+                by_weights = {axis for axis, _ in one.given}
+                for axis in (by_weights & {*one.axes[d]}) - {*other.axes[e]}:
                     free = [
                         n for n, axes in enumerate(other.axes) if axis in axes and n not in others
                     ]
@@ -762,7 +866,8 @@ class _Follower:
         lost = {loss for loss in value.lost if loss.axis not in kept}
         flat = [axis for axes in value.axes for axis in axes]
         moved = [d for d in range(rank) if value.axes[d] and value.axes[d] != new[d]]
-        if len(moved) > 1 and sorted(flat) == sorted(axis for axes in new for axis in axes):
+        # one axis that goes to another dimension, as in Ulysses, is an exchange that was asked for
+        if len(moved) > 1 and len({*flat}) > 1 and sorted(value.axes) == sorted(new):
             self._ordered(equation, value, new, new)
         for d, (before, after) in enumerate(zip(value.axes, new, strict=True)):
             missing = [axis for axis in before if axis not in kept and sizes.get(axis, 1) > 1]
@@ -795,6 +900,9 @@ class _Follower:
             if len(axes) > 1 and axis not in value.named and value.named & {*axes}
         )
         lost = frozenset(lost)
+        # not the backward pass of one, as that of the weights which FSDP gathers
+        is_written = "transpose(" not in str(equation.source_info.name_stack)
+        is_computed = value.argument is None and value.scaled is None and not free and is_written
         return _Value(
             new,
             value.argument,
@@ -805,6 +913,7 @@ class _Follower:
             given=given,
             added=added,
             undecided=value.undecided & {axis for d in free for axis in new[d]},
+            held=(self._place(equation), _type(aval), text_of(new), new) if is_computed else None,
         )
 
     def _mapped(self, equation, values, times, within):

@@ -311,9 +311,10 @@ class Origins:
         for name in parts or [instruction.name]:
             size = _elements(here, name)
             whole += size
-            sliced += size * any(
-                0 < devices * _elements(here, user) <= size for user in users(name)
-            )
+            uses = list(users(name))
+            for user in uses:  # compilers for CPUs add bf16 in f32, and convert the sum
+                uses += users(user) if _is_layout(here[user]) else ()
+            sliced += size * any(0 < devices * _elements(here, user) <= size for user in uses)
         return 2 * sliced > whole
 
     @promised()
@@ -327,9 +328,7 @@ class Origins:
             if maker is None:
                 return False
             if maker.kind == "fusion":
-                body = maker.called()
-                inside = {body[name].kind for name in body.lines}
-                if len(maker.names) != 1 or not inside <= {*_UNSLICED, "parameter"}:
+                if not _is_layout(maker):
                     return False
                 name = maker.names[0]
             elif maker.kind == "get-tuple-element":
@@ -355,9 +354,7 @@ class Origins:
             if maker is None:
                 return None
             if maker.kind == "fusion" and len(maker.names) == 1:
-                body = maker.called()
-                inside = {body[one].kind for one in body.lines}
-                if not inside <= {*_UNSLICED, "parameter"}:
+                if not _is_layout(maker):
                     break
                 name = maker.names[0]
             elif maker.kind == "get-tuple-element" and maker.names[0] in here.lines:
@@ -740,9 +737,11 @@ class Origins:
                 place = int(parameter.attribute("index"))
                 source = here[parameter.names[0]]
                 # What a scan only reads, such as the stacked weights of its layers, is carried
-                # unchanged through XLA's loop: it is the argument still.
+                # unchanged through XLA's loop: it is the argument still, inside and after it.
                 if source.kind == "parameter" and (outer := self._carried(here, place)):
                     here, source = outer
+                elif source.kind == "while" and self._is_carried(source, place):
+                    source = here[source.names[0]]
                 if source.kind != "tuple":
                     return ""
                 name = source.names[place]
@@ -758,14 +757,26 @@ class Origins:
         """
         caller = self._callers.get(body.name)
         loop = caller[0][caller[1]] if caller else None
-        if loop is None or loop.kind != "while" or (after := body[body.root]).kind != "tuple":
-            return None
-        same = body[after.names[place]]
-        if same.kind != "get-tuple-element" or f"index={place}" not in same.attributes.replace(
-            " ", ""
-        ).split(","):
+        if loop is None or loop.kind != "while" or not self._is_carried(loop, place):
             return None
         return loop.home, loop.home[loop.names[0]]
+
+    def _is_carried(self, loop, place):
+        """Whether a loop carries what is at a place unchanged, also through loops in its body."""
+        body = self._program[loop.attribute("body").lstrip("%")]
+        if (after := body[body.root]).kind != "tuple":
+            return False
+        same = body[after.names[place]]
+        while same.kind == "get-tuple-element" and (inner := body[same.names[0]]).kind == "while":
+            index, start = int(same.attribute("index")), body[inner.names[0]]
+            if start.kind != "tuple" or not self._is_carried(inner, index):
+                return False
+            same = body[start.names[index]]
+        return (
+            same.kind == "get-tuple-element"
+            and body[same.names[0]].kind == "parameter"
+            and int(same.attribute("index")) == place
+        )
 
     def _followed(self, instruction, ends=None):
         """The lines that depend on an instruction, nearest first; `ends` collects the numbers of
@@ -967,6 +978,15 @@ def _adds(instruction):
         return any(re.search(r" (all-reduce|reduce-scatter)(-start)?\(", line) for line in lines)
     kind = KINDS.get(instruction.kind.removesuffix("-start"))
     return kind is not None and kind.adds
+
+
+def _is_layout(instruction):
+    """Whether an instruction changes nothing but the type and the layout of its one operand."""
+    if instruction.kind != "fusion":
+        return instruction.kind in _UNSLICED
+    body = instruction.called()
+    kinds = {body[name].kind for name in body.lines}
+    return len(instruction.names) == 1 and kinds <= {*_UNSLICED, "parameter"}
 
 
 def _elements(here, name):

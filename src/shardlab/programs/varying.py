@@ -296,9 +296,9 @@ class _Body:
                 if not hasattr(atom, "val") and atom in self.quotients and along:
                     self.averaged.append((along, self.quotients[atom]))
             return
-        (result, *others), own = equation.outvars, [a for a in atoms if not hasattr(a, "val")]
-        if others or getattr(result.aval, "shape", None) != ():
-            return
+        if [getattr(one.aval, "shape", None) for one in equation.outvars] != [()]:
+            return  # also of an operation without a result, such as jax.debug.print
+        result, own = equation.outvars[0], [a for a in atoms if not hasattr(a, "val")]
         if name == "reduce_sum" or (name in _OF_A_SUM and any(one in self.sums for one in own)):
             self.sums.add(result)
         if name == "div" and len(own) == 2 and own[1] in self.sums:

@@ -28,7 +28,7 @@ from shardlab.programs import collectives, kernels
 from shardlab.programs.hlo import promised
 from shardlab.programs.inherited import inherited_axes
 from shardlab.programs.varying import are_checked, mismatches
-from shardlab.report import calls, captured, findings, storage
+from shardlab.report import calls, captured, carried, findings, storage
 from shardlab.report.judgement import judge
 from shardlab.report.moves import Move, summed
 from shardlab.report.names import own_names, renamed, wrapper_of
@@ -129,20 +129,22 @@ def explain(
         inheritance=inherited_axes(jaxpr, shardings) if is_followed else None,
         names={array.number: array.name for array in arrays},
         data=findings.unreplaced(arrays, results),
+        stored=sum(array.bytes for array in arrays),
     )
     report, located, judgement = _report(program, chip, _name(f))
-    is_gradient = located.origins.is_gradient
+    is_gradient, is_trained = located.origins.is_gradient, located.origins.is_differentiated
     sizes = storage.memory(compiled, backend, text)
     sizes |= {"gathered": judgement.kept} if judgement.kept else {}
     # an axis that a constraint drops is not lacking in the arguments
     mesh_left = {axis: size for axis, size in report.mesh.items() if axis not in judgement.lost}
     gathered = findings.gathered_dimensions(located.collectives)
-    placed = arrays, results, mesh_left, report.devices, judgement.forward, gathered
+    placed = arrays, results, mesh_left, report.devices, judgement.forward, gathered, is_trained
     found = [*findings.of_arrays(*placed)]
     if jaxpr is not None:
         found += findings.of_varying(mismatches(jaxpr), _name(f) if wrapper == "pmap" else "")
         if located.origins.is_differentiated:
             found += captured.of_fixed_keys(jaxpr)
+            found += carried.of_wide_sums(jaxpr, arrays, sizes["peak"])
     tensor = program.inheritance.tensor if program.inheritance is not None else ()
     # Of a program without a backward pass nothing tells weights from data.
     told_apart = located.origins.is_differentiated or judgement.repeats > 1.5
@@ -156,11 +158,12 @@ def explain(
             judgement.repeats,
             judgement.forward,
             tensor,
+            is_trained,
         )
     if wrapper == "pmap" and located.origins.is_differentiated:
         found += findings.of_unsummed(report.moves, arrays, results)
     if not is_gradient:  # which replaces no argument
-        found += findings.of_replacement(arrays, results)
+        found += findings.of_replacement(arrays, results, judgement.forward)
         found += findings.of_unplaced(arrays, results)
     values = jax.tree.leaves((args, kwargs))
     chosen = [*calls.of_unplaced_data(arrays, results, report.moves, values)]

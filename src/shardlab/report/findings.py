@@ -10,13 +10,14 @@ import re
 import types
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardlab.arrays.layout import bytes_text, counted
-from shardlab.costs.communication.kinds import KINDS
+from shardlab.costs.communication.kinds import KINDS, OPERATIONS
 from shardlab.programs.collectives import Collective
 from shardlab.programs.hlo import Instruction, array_types, metadata, type_bytes
+from shardlab.programs.inherited import text_of
 from shardlab.programs.origins import Origin, Origins, where
 from shardlab.programs.uses import is_constant
 from shardlab.programs.varying import Mismatch
@@ -48,6 +49,7 @@ _CONSTANT = 2**16  # bytes of a constant that is worth a finding
 _LARGE = 2**20  # bytes of temporaries that are worth a finding
 _REPEATED = "the matrix products of"
 _CHOSEN = "so the compiler chose its sharding"
+_NOR = ", nor are other data, so the batch lies on no axis along which weights are in shards"
 _PASS = (
     "all-reduce-done",
     "bitcast",
@@ -74,12 +76,14 @@ class Finding:
       says: where it is, and what to do.
       remedy: what to do in a form that can be compiled; None if there is none.
       tried: what compiling the remedy has shown; None if it was not asked for.
+      arguments: the numbers of the arguments that it is about, where another finding may be why.
     """
 
     title: str
     says: str
     remedy: Remedy | None = field(default=None, compare=False)
     tried: Trial | None = field(default=None, compare=False)
+    arguments: tuple[int, ...] = field(default=(), compare=False)
 
 
 # The titles of findings, what costs most or is wrong first.
@@ -91,7 +95,8 @@ _HARM = (
     "axis on two dimensions", "axes swapped",
     "order of axes", "gathered by in_specs",
     "columns after columns", "reshape of shards",
-    "gathered before a cast", "full rematerialisation", "data without an axis", "repeated work",
+    "gathered before a cast", "gathered before an index", "full rematerialisation",
+    "data without an axis", "repeated work",
     "summed in a loop", "gathered in a loop", "gathered several times",
     "sum larger than its operand", "loop that devices share", "indices gathered",
     "avoidable communication",
@@ -127,6 +132,9 @@ def by_harm(found: Iterable[Finding], spare: Collection[str] = ()) -> list[Findi
         for title in ((titles,) if isinstance(titles, str) else titles)
     }
     # Devices repeat products where a loop or a reshape has gathered what they multiply.
+    whole = {
+        n for one in found if one.title == "replicated" and one.remedy for n, _ in one.remedy.specs
+    }
     is_before = re.compile(r": (a loop \(scan, map\)|a reshape \(as)").search
 
     def place(finding):
@@ -134,6 +142,8 @@ def by_harm(found: Iterable[Finding], spare: Collection[str] = ()) -> list[Findi
             return places["reshape of shards"]
         if finding.title == "not placed" and _CHOSEN in finding.says:
             return places["data without an axis"] - 1 / 2
+        if finding.title == "other sharding" and whole & {*finding.arguments}:
+            return places["replicated"] + 1 / 2
         if is_spared and finding.says.startswith(_REPEATED):
             return places["replicated"] + 1 / 2
         return places[finding.title]
@@ -148,6 +158,7 @@ def of_arrays(
     devices: int,
     forward: Collection[str] = (),
     gathered: Mapping[tuple, int] = types.MappingProxyType({}),
+    is_differentiated: bool = False,
 ) -> Iterator[Finding]:
     """Replicated arguments and results that could be sharded, or results on one device.
 
@@ -159,6 +170,8 @@ def of_arrays(
         state, come before these where they take as much.
       gathered: the dimension of gathers, by the sizes of what they make and their axis: a result
         has been in shards there.
+      is_differentiated: whether the program has a backward pass: then data are whole on purpose
+        along the axes of weights that do not divide a batch, as with tensor parallelism.
     """
     if devices == 1 < math.prod(mesh.values()):
         for array in results:
@@ -178,12 +191,19 @@ def of_arrays(
     for array in arguments:
         if array.name not in data_names:
             used |= set(mesh) - {*array.replicated}
+    on_purpose = {axis for axis in used if is_differentiated and not is_of_data(axis)}
     advised = [  # not data in shards that are replicated along the axes of weights
         array
         for array in arguments
         if array.name not in data_names
         or array.bytes == array.whole
         or not used >= {axis for axis in array.replicated if axis in mesh}
+    ]
+    advised = [
+        replace(array, replicated=tuple(a for a in array.replicated if a not in on_purpose))
+        if array.name in data_names
+        else array
+        for array in advised
     ]
     rows = [*_replicated("replicated", advised, total, "the arguments", mesh, forward)]
     known = Counter(map(_layout, arguments))
@@ -341,8 +361,16 @@ def gathered_dimensions(
     return found
 
 
-def of_replacement(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator[Finding]:
-    """Results with another sharding than the argument that they replace in the next call."""
+def of_replacement(
+    arguments: Sequence[Any], results: Sequence[Any], forward: Collection[str] = ()
+) -> Iterator[Finding]:
+    """Results with another sharding than the argument that they replace in the next call.
+
+    Args:
+      arguments, results: as `shardlab.report.explain.Array`s.
+      forward: the names of the arguments that the forward pass uses. Of others, such as an
+        optimiser's state, their own sharding may be why.
+    """
     same = Counter(map(_layout, arguments)) & Counter(map(_layout, results))
     old, new = {}, {}
     for arrays, unmatched, left in ((arguments, old, same.copy()), (results, new, same.copy())):
@@ -375,6 +403,7 @@ def of_replacement(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator
                 "cannot be reused; give both the same, with out_shardings or where the argument "
                 "is made"
             ),
+            arguments=tuple(array.number for _, array in pairs if array.name not in forward),
         )
 
 
@@ -390,6 +419,7 @@ def of_batch(
     repeats: float,
     trained: Collection[str],
     tensor: Collection[str] = (),
+    is_differentiated: bool = True,
 ) -> Iterator[Finding]:
     """Data that are in shards, but not along an axis along which parameters are.
 
@@ -403,34 +433,46 @@ def of_batch(
       trained: the names of the arguments with respect to which it is differentiated, or else of
         those that the forward pass uses.
       tensor: axes of tensor parallelism, along which data are replicated on purpose.
+      is_differentiated: whether the program has a backward pass: in another one, what is whole may
+        be a weight.
     """
     roots = _roots(arguments)
     known, named_axes = Counter(map(_layout, results)), set()
-    for array in sorted(arguments, key=lambda array: -array.bytes):
-        is_data = array.spec not in ("", "P()") and not array.donated and not known[_layout(array)]
-        if not is_data or array.bytes < 1024:
-            continue
-        for axis in {*_divided(array, mesh)} - named_axes:
+    data = [
+        array
+        for array in sorted(arguments, key=lambda array: -array.bytes)
+        if array.spec and not array.donated and not known[_layout(array)] and array.bytes >= 1024
+    ]
+    for array in data:
+        is_whole = array.spec == "P()"
+        for axis in sorted({*_divided(array, mesh)} - named_axes):
             if axis in tensor and not is_of_data(axis):
+                continue
+            # a table beside the batch, or what tensor parallelism and pipelines replicate
+            is_batch = is_differentiated and is_of_data(axis)
+            if is_whole and not (is_batch and all(axis in one.replicated for one in data)):
                 continue
             ways = mesh[axis]
             stored = [one for one in arguments if one is not array and axis not in one.replicated]
             stored = [one for one in stored if one.name in trained and one.bytes < one.whole]
             if any(roots[one.name] == roots[array.name] for one in stored):
                 continue  # it is a weight itself
+            keep = f". Keep {axis} with a constraint on what is first computed from it"
             # in both passes, and their gradients in an all-reduce
             gathered = 4 * sum(one.whole - one.bytes for one in stored)
             sent = bytes_of(
                 move for move in moves if move.axes and axis in move.axes and not move.array
             )
             is_repeated = repeats > 0.9 * ways and not sent
+            is_repeated |= is_whole and repeats > 1.5 and sent <= gathered
             if not stored or not (is_repeated or sent > gathered):
                 continue
             named_axes.add(axis)
             yield Finding(
                 "data without an axis",
                 (
-                    f"{array.name} is not sharded over {axis}: {bytes_text(array.bytes)} on each "
+                    f"{array.name} is not sharded over {axis}{_NOR * is_whole}: "
+                    f"{bytes_text(array.bytes)} on each "
                     f"device would be {bytes_text(array.bytes // ways)}; "
                 )
                 + (
@@ -440,7 +482,8 @@ def of_batch(
                     "gathering the arguments in "
                     "shards along it whole, for both passes, and adding their gradients would send "
                     f"{bytes_text(gathered)}"
-                ),
+                )
+                + keep * is_whole,
                 _in_shards([(array, {axis: _of_the_batch(array, axis, mesh)})], axis),
             )
 
@@ -617,7 +660,7 @@ def of_partitioner(
             "full rematerialisation",
             (
                 f"{places[first]}XLA's partitioner replicates {counted(len(seen), 'array')} to "
-                f"change the layout, for example {what}; {advice}"
+                f"change the layout, for example {what}; {_between(parts) or advice}"
             ),
         )
         return
@@ -656,12 +699,42 @@ def _shard_counts(sharding):
     if sizes := re.match(r"\{devices=\[([\d,]+)\]", sharding):
         counts = list(map(int, sizes[1].split(",")))
         return counts[:-1] if "last_tile_dim_replicate" in sharding else counts
+    named = _axes_said(sharding)
+    return named and [math.prod(map(named[0].get, axes)) for axes in named[1]]
+
+
+def _between(parts):
+    """What to write between two shardings that the partitioner names by axes: a spec that has moved
+    one axis from the first towards the second; "" where there is none.
+    """
+    ways = parts and [_axes_said(one) for one in parts.groups()[:2]]
+    if not ways or None in ways or len(ways[0][1]) != len(ways[1][1]):
+        return ""
+    (sizes, before), (_, after) = ways
+    local = _shape(parts[3])
+    whole = [n * math.prod(map(sizes.get, axes)) for n, axes in zip(local, before, strict=True)]
+    for axis in (axis for axes in after for axis in axes):
+        middle = [[one for one in axes if one != axis] for axes in before]
+        target = next(d for d, axes in enumerate(after) if axis in axes)
+        middle[target].append(axis)
+        is_begun = middle[target] == after[target][: len(middle[target])]
+        divides = whole[target] % math.prod(map(sizes.get, middle[target])) == 0
+        if is_begun and divides and middle not in (before, after):
+            spec = text_of([tuple(axes) for axes in middle])
+            return f"put a constraint {spec} between the two: each step then moves one axis"
+    return ""
+
+
+def _axes_said(sharding):
+    """The sizes of a mesh, and for each dimension the axes, of a sharding that XLA's partitioner
+    writes with the names of axes; None where it is written in another way.
+    """
     named = re.fullmatch(r"\{mesh\[([^]]*)\], \[(.*)\]\}", sharding)
     if not named or "):" in named[2]:  # ... or a part of an axis
         return None
-    mesh = {axis: int(size) for axis, size in re.findall(r"('[^']+')=(\d+)", named[1])}
-    dimensions = re.findall(r"\{([^}]*)\}", named[2])
-    return [math.prod(mesh[axis] for axis in re.findall(r"'[^']+'", one)) for one in dimensions]
+    sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", named[1])}
+    axes = [re.findall(r"'([^']+)'", one) for one in re.findall(r"\{([^}]*)\}", named[2])]
+    return sizes, axes
 
 
 def _shards_said(sharding):
@@ -762,25 +835,39 @@ def repeated_products(
 
 
 def of_repeated_products(
-    again: Mapping[tuple[str, int], tuple[int, int]], total: float
+    again: Mapping[tuple[str, int], tuple[int, int]],
+    total: float,
+    products: Mapping[tuple[str, int], tuple[set, set]] = types.MappingProxyType({}),
+    names: Mapping[int, str] = types.MappingProxyType({}),
 ) -> Iterator[Finding]:
     """Lines whose matrix products several devices repeat.
 
     Args:
       again: FLOPs of all devices and of one by line, as `repeated_products` returns them.
       total: FLOPs of all products on all devices.
+      products: as `Inheritance.products`.
+      names: those of the program's arguments, by their numbers.
     """
     more = sum(flops_done - flops for flops_done, flops in again.values())
     if more > _LEAST * total:
         flops_done, flops = map(sum, zip(*again.values(), strict=True))
         first = max(again, key=lambda place: again[place][0])
         lines = where(*first) if len(again) == 1 else f"{len(again)} lines, first {where(*first)}"
+        lacking = [products.get(place, (set(), set()))[0] for place in again]
+        axes = " and ".join(sorted(set.intersection(*lacking)))
+        used = {number for place in again for number in products.get(place, ((), ()))[1]}
+        lists = stacked(names.values())
+        own = _listed(sorted({pattern(names[one], lists) for one in used if one in names}))
         yield Finding(
             "repeated work",
-            (
-                f"{_REPEATED} {lines} are computed by several devices: together they "
-                f"do {flops_done / flops:.3g} times the FLOPs that one would; an array in them is "
-                "replicated along an axis along which no dimension of the product is sharded"
+            f"{_REPEATED} {lines} are computed by several devices: together they do "
+            f"{flops_done / flops:.3g} times the FLOPs that one would; "
+            + (
+                f"no array in them is in shards along {axes}"
+                + (f": shard a dimension of {own} along it" if own else "")
+                if axes
+                else "an array in them is replicated along an axis along which no dimension of the "
+                "product is sharded"
             ),
         )
 
@@ -891,7 +978,8 @@ def _summed_in_loops(moves, origins):
         usage = origins.in_loop(start)
         is_small = move.bytes < _SMALL and move.kind == "all-reduce"
         if usage == "added" or (usage == "stacked" and is_small):
-            key = usage, origin.file, origin.line
+            is_mapped = origin.operation in OPERATIONS and origin.phase == "backward"
+            key = usage, origin.file, origin.line, move.axes if is_mapped else None
             times, size, kinds, is_kept = sums.get(key, (0, 0, (), False))
             sums[key] = (
                 times + move.times,
@@ -901,7 +989,7 @@ def _summed_in_loops(moves, origins):
             )
     all_times = sum(move.times or 0 for move, _, _ in moves)
     all_bytes = sum((move.times or 0) * (move.bytes or 0) for move, _, _ in moves)
-    for (usage, file, line), (times, size, kinds, is_kept) in sums.items():
+    for (usage, file, line, axes), (times, size, kinds, is_kept) in sums.items():
         if size < _LEAST * all_bytes and times < 2 * _LEAST * all_times:
             continue
         if is_kept and size < _MUCH * all_bytes:  # shards of a sum take less memory
@@ -914,6 +1002,12 @@ def _summed_in_loops(moves, origins):
                     f"{place}{counted(times, min(kinds))}, at least one in every iteration, "
                     f"send {bytes_text(size)}, although the loop only adds their results up: let "
                     "each device add up its own part, and sum over devices once after the loop"
+                    + (
+                        ": in a shard_map, jax.lax.pcast(parameter, "
+                        f'{axes!r}, to="varying") before the loop, of what is differentiated'
+                        if axes
+                        else ""
+                    )
                     + (", which takes memory for the whole sum" if is_kept else "")
                 ),
             )
@@ -1322,6 +1416,8 @@ def of_temporaries(
     """
     kept = [row for row in temporaries if is_differentiated and row.phase == "forward"]
     kept = [row for row in kept if row.is_stack or row.count > 2]
+    # what a loop carries has no operation that makes it, unlike what its body computes
+    carried = [row for row in temporaries if is_differentiated and row.is_stack and not row.phase]
     sizes_of_results = {_shape(array.shard) for array in results}
     others = (row for row in temporaries if _shape(row.type) not in sizes_of_results)
     first = next(others, None)
@@ -1353,6 +1449,14 @@ def of_temporaries(
             f"{where(row.file, row.line)}: {bytes_text(kept_bytes)} {what} are kept for the "
             f"backward pass, {kept_bytes / peak:.0%} of what a device holds at once, most of them "
             f"{row.count} × {row.type}, made by {row.operation or 'it'}; {remedy}",
+        )
+    elif first in carried and single > max(2 / 3 * peak, least):
+        yield Finding(
+            "largest temporaries",
+            f"{bytes_text(single)} are kept for the backward pass, {single / peak:.0%} of what a "
+            f"device holds at once: {first.type} is what a loop carries, once for each of its "
+            f"{_shape(first.type)[0]} iterations. Two nested loops, with jax.checkpoint around the "
+            "inner one, keep about the square root of as many",
         )
     elif single > max(0.3 * peak, least) and not first.is_stack:
         made = f", made by {first.operation}" if first.operation else ""

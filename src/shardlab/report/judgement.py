@@ -46,7 +46,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
     whole, each = located.products
     devices, lost = located.program.devices, {}
     again = findings.repeated_products(whole, each, devices)
-    found, at_fault, clashes, by_specs = [], [], [], []
+    found, at_fault, clashes, by_specs, asked = [], [], [], [], set()
     # without a backward pass nothing tells weights from data
     data = compiled.data if origins.is_differentiated else frozenset()
     if compiled.inheritance is not None:
@@ -55,13 +55,19 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         }
         lost = specs.lost_axes(compiled.inheritance, moves, again, _axes_of_batch(compiled))
         found += specs.of_lost_axes(compiled.inheritance, lost, again, mesh)
+        found += specs.of_held(
+            compiled.inheritance, compiled.names, compiled.data, mesh, compiled.stored
+        )
+        found += specs.of_picked(compiled.inheritance, moves)
         found += specs.of_mapped(compiled.inheritance, mesh, compiled.names)
         at_fault = [*specs.of_order(compiled.inheritance, moves, compiled.names)] or [
             *specs.of_columns(compiled.inheritance, moves, compiled.names, data)
         ]
         found += at_fault
+        # what a constraint makes whole is computed whole in its own line
+        asked = {(loss.place.file, loss.place.line) for loss in compiled.inheritance.picked}
         found += specs.of_contested(
-            compiled.inheritance, moves, again, compiled.names, bool(at_fault)
+            compiled.inheritance, moves, again.keys() - asked, compiled.names, bool(at_fault)
         )
         found += specs.of_merged(compiled.inheritance, moves, again, devices)
         found += specs.of_casts(compiled.inheritance, moves, compiled.backend)
@@ -81,6 +87,8 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         for place in compiled.inheritance.repeated.get(loss, ())
     }
     again = {place: flops for place, flops in again.items() if place not in explained}
+    if any(one.title == "gathered before an index" for one in found):
+        again = {place: flops for place, flops in again.items() if place not in asked}
     told = {one.says.partition(": ")[0] for one in found if one.title == "reshape of shards"}
     known = [one for one, _ in by_specs]
     others = [one for one in sent if one not in known]
@@ -97,7 +105,12 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         *findings.of_many(moves),
         *findings.of_indices(moves, compiled.inheritance.windows if compiled.inheritance else ()),
         *(one for one in findings.of_avoidable(moves) if one.says.partition(": ")[0] not in told),
-        *findings.of_repeated_products(again, devices * sum((each or {}).values())),
+        *findings.of_repeated_products(
+            again,
+            devices * sum((each or {}).values()),
+            compiled.inheritance.products if compiled.inheritance else {},
+            compiled.names,
+        ),
         *(
             one
             for one in partitioner

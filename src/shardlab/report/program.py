@@ -33,6 +33,7 @@ class Compiled:
         unknown.
       names: those of its arguments, by their numbers; {} if unknown.
       data: the names of the arguments that no result can replace.
+      stored: bytes of its arguments on each device; 0 if unknown.
     """
 
     text: str
@@ -46,6 +47,7 @@ class Compiled:
     inheritance: Inheritance | None = None
     names: dict[int, str] = field(default_factory=dict)
     data: frozenset[str] = frozenset()
+    stored: int = 0
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from shardlab.arrays.layout import bytes_text
+from shardlab.programs.hlo import type_bytes
 from shardlab.programs.inherited import Inheritance, Loss, corrected, text_of
 from shardlab.programs.origins import where
 from shardlab.report.findings import Finding, bytes_of, elements_of_each, is_at, is_of_data
@@ -21,10 +22,12 @@ __all__ = [
     "of_casts",
     "of_columns",
     "of_contested",
+    "of_held",
     "of_lost_axes",
     "of_mapped",
     "of_merged",
     "of_order",
+    "of_picked",
 ]
 
 _LEAST = 1 / 20  # of all FLOPs, or of all bytes sent: less is not worth a finding
@@ -146,6 +149,95 @@ def corrections(
         if loss.kind == "constraint" and is_here and loss.axis in axes:
             alike.setdefault((loss.type, text_of(loss.spec)), []).append(loss)
     return {key: corrected(group) for key, group in alike.items()}
+
+
+def of_held(
+    inheritance: Inheritance,
+    names: Mapping[int, str],
+    data: Collection[str],
+    mesh: Mapping[str, int],
+    stored: int,
+) -> Iterator[Finding]:
+    """Constraints on gradients without an axis of the parameters or moments which they meet.
+
+    Each device then adds up, and holds, more of them than it stores of these.
+
+    Args:
+      inheritance: what following the program has shown.
+      names: those of the program's arguments, by their numbers.
+      data: the names of arguments that no result replaces.
+      mesh: sizes by axis.
+      stored: bytes of all arguments on each device.
+    """
+    groups = {}
+    for held in inheritance.held:
+        if names.get(held.argument, "") and names[held.argument] not in data:
+            groups.setdefault((held.place.file, held.place.line), []).append(held)
+    for place, group in groups.items():
+        # one array may meet its parameter, and both of its moments
+        each = {(one.type, one.spec, one.better): one for one in group}
+        arrays = {names[one.argument]: one for one in group}
+        known = [one for one in arrays.values() if one.spec and one.better]
+        larger = wide = 0
+        for one in known:
+            size = type_bytes(one.type)
+            now, then = (
+                size
+                / math.prod(
+                    mesh.get(a, 1)
+                    for axes in entries_of(spec, one.type.count(",") + 1)
+                    for a in axes
+                )
+                for spec in (one.spec, one.better)
+            )
+            larger, wide = larger + now, wide + then
+        if larger - wide < max(_MUCH * stored, 1024):
+            continue
+        first = max(group, key=lambda one: type_bytes(one.type))
+        axes = " and ".join(dict.fromkeys(axis for one in group for axis in one.axes))
+        more = len(arrays) - 1
+        others = f" and {more} other array{'s' * (more > 1)}" if more else ""
+        called = f", called in {where(*first.place.callers[0])}" if first.place.callers else ""
+        yield Finding(
+            "constraint without an axis",
+            f"{where(*place)}{called}: the constraint {first.spec} lacks {axes}, along which "
+            f"{names[first.argument]}{others} that its operand meets are in shards: each device "
+            f"holds {bytes_text(int(larger))} of the operands, where {bytes_text(int(wide))} "
+            f"would do, and sums over devices are whole. Write the spec of what it meets, "
+            f"{first.better}",
+            OtherConstraints(*place, tuple((*key,) for key in each)),
+        )
+
+
+def of_picked(inheritance: Inheritance, moves: Sequence[Any]) -> Iterator[Finding]:
+    """Arrays that a constraint gathers whole, and of which only an index into them is used.
+
+    Args:
+      inheritance: what following the program has shown.
+      moves: the `shardlab.report.explain.Move`s.
+    """
+    total, places = bytes_of(moves), {}
+    for loss, pick in inheritance.picked.items():
+        if loss.argument is None and pick.share <= _MUCH:
+            key = loss.place.file, loss.place.line, pick
+            places.setdefault(key, []).append(loss)
+    for (file, line, pick), losses in places.items():
+        axes = {loss.axis for loss in losses}
+        sent = bytes_of(
+            move
+            for move in moves
+            if (move.file, move.line) in ((file, line), (pick.place.file, pick.place.line))
+            and move.kind in ("all-gather", "all-reduce")
+            and axes & {*(move.axes or move.within or ())}
+        )
+        if sent >= max(_LEAST * total, 1024):
+            yield Finding(
+                "gathered before an index",
+                f"{where(file, line)}: the constraint {text_of(losses[0].spec)} gathers "
+                f"{losses[0].type} along {' and '.join(sorted(axes))}, {bytes_text(sent)}, and "
+                f"only {pick.share:.2g} of it is used, by {where(pick.place.file, pick.place.line)}"
+                ": index first, and gather what is left",
+            )
 
 
 def of_mapped(

@@ -369,6 +369,109 @@ def zero1():
     return *training(mesh, state, tokens_on(mesh, "data")), None
 
 
+@correct
+def ulysses():
+    """One axis goes from the sequence to the heads and back, by constraints."""
+    mesh = grid((2, 4), ("data", "seq"))
+    to = lambda a, *spec: lax.with_sharding_constraint(a, NamedSharding(mesh, P("data", *spec)))  # noqa: E731
+
+    def step(w, x):
+        def loss(w):
+            q, k, v = (to(jnp.einsum("btd,dhk->bthk", x, w[n]), "seq") for n in "qkv")
+            q, k, v = (to(a, None, "seq") for a in (q, k, v))
+            scores = jax.nn.softmax(jnp.einsum("bthk,bshk->bhts", q, k) / 4)
+            mixed = to(to(jnp.einsum("bhts,bshk->bthk", scores, v), None, "seq"), "seq")
+            return jnp.mean((to(jnp.einsum("bthk,hkd->btd", mixed, w["o"]), "seq") - x) ** 2)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, w, jax.grad(loss)(w))
+
+    w = {n: struct(mesh, SHAPES[n]) for n in "qkvo"}
+    step = jax.jit(step, donate_argnums=0, out_shardings=jax.tree.map(lambda a: a.sharding, w))
+    return step, (w, struct(mesh, (B, 256, D), "data", "seq")), None
+
+
+@correct
+def activations_in_shards_between_layers():
+    """Gathered along model before a layer, and scattered after it, as they are stored."""
+    mesh = grid((4, 2), ("data", "model"))
+    to = lambda a: lax.with_sharding_constraint(a, NamedSharding(mesh, P("data", "model")))  # noqa: E731
+
+    def step(w, x):
+        def loss(w):
+            y = x
+            for layer in w:
+                y = to(y + to(jax.nn.silu(y @ layer["gate"]) * (y @ layer["up"])) @ layer["down"])
+            return jnp.mean(y**2)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, w, jax.grad(loss)(w))
+
+    up, down = struct(mesh, (D, F), "data", "model"), struct(mesh, (F, D), "model", "data")
+    w = [{"gate": up, "up": up, "down": down}] * 2
+    step = jax.jit(step, donate_argnums=0, out_shardings=jax.tree.map(lambda a: a.sharding, w))
+    return step, (w, struct(mesh, (4096, D), "data", "model")), None
+
+
+@correct
+def vocabulary_parallel_loss():
+    mesh = grid((2, 4), ("data", "model"))
+
+    def losses(h, head, targets):
+        logits = (h @ head).astype("float32")
+        largest = lax.pmax(lax.stop_gradient(logits.max(-1)), "model")
+        total = lax.psum(jnp.exp(logits - largest[:, None]).sum(-1), "model")
+        own = targets - lax.axis_index("model") * head.shape[1]
+        is_here = (own >= 0) & (own < head.shape[1])
+        at = jnp.clip(own, 0, head.shape[1] - 1)[:, None]
+        wanted = jnp.where(is_here, jnp.take_along_axis(logits, at, 1)[:, 0], 0)
+        mean = jnp.mean(jnp.log(total) + largest - lax.psum(wanted, "model"))
+        return lax.pmean(mean, "data")
+
+    def step(w, x, targets):
+        def loss(w):
+            h = jax.nn.gelu(x @ w["up"]) @ w["down"]
+            specs = {"in_specs": (P("data"), P(None, "model"), P("data")), "out_specs": P()}
+            return jax.shard_map(losses, mesh=mesh, **specs)(h, w["head"], targets)
+
+        return jax.tree.map(lambda w, g: (w - 0.1 * g).astype(w.dtype), w, jax.grad(loss)(w))
+
+    bf16 = functools.partial(struct, mesh, dtype="bfloat16")
+    w = {"up": bf16((D, F), None, "model"), "down": bf16((F, D), "model")}
+    w |= {"head": bf16((D, 2048), None, "model")}
+    arguments = w, bf16((512, D), "data"), struct(mesh, (512,), "data", dtype="int32")
+    return jax.jit(step, donate_argnums=0), arguments, None
+
+
+@correct
+def grouped_micro_batches():
+    """SwiGLU in bfloat16, accumulated in bfloat16: loops in a loop, and no constraint before the
+    logits.
+    """
+    mesh = grid((8,), ("data",))
+    constrain = constraining(mesh)
+
+    def layer(x, w):
+        h = jax.nn.silu(x @ w["gate"]) * (x @ w["up"])
+        return constrain(x + h @ w["down"], "data", None, None), None
+
+    def loss(w, tokens):
+        x = constrain(w["embed"][tokens], "data", None, None)
+        x, _ = lax.scan(jax.checkpoint(layer), x, w["layers"])
+        logits = constrain((normalised(x, 1) @ w["out"]).astype("float32"), "data", None, None)
+        return jnp.mean(jax.nn.logsumexp(logits, -1) - logits[..., 0])
+
+    def step(w, tokens):
+        add = lambda total, one: (jax.tree.map(jnp.add, total, jax.grad(loss)(w, one)), None)  # noqa: E731
+        total, _ = lax.scan(add, jax.tree.map(jnp.zeros_like, w), tokens)
+        return jax.tree.map(lambda w, g: (w - 0.1 * g).astype(w.dtype), w, total)
+
+    bf16 = functools.partial(struct, mesh, dtype="bfloat16")
+    up, down = bf16((LAYERS, D, F), None, "data"), bf16((LAYERS, F, D), None, None, "data")
+    w = {"layers": {"gate": up, "up": up, "down": down}}
+    w |= {"embed": bf16((V, D), None, "data"), "out": bf16((D, V), "data")}
+    step = jax.jit(step, donate_argnums=0, out_shardings=jax.tree.map(lambda a: a.sharding, w))
+    return step, (w, struct(mesh, (4, B, T), None, "data", dtype="int32")), None
+
+
 def on_two(state=None, tokens=("data",), fsdp="data", model="model", **options):
     """The step with FSDP and tensor parallelism, with something else in it."""
     mesh = grid((4, 2), ("data", "model"))
@@ -422,6 +525,37 @@ def no_constraints():
 @mistake("order of axes", 'P("model", None, "data")')
 def dimensions_swapped():
     return on_two(change=lambda x, names: names[::-1] if x.shape[-1] == F else names)
+
+
+@mistake("constraint without an axis", "lacks model and data", "Write the spec of what it meets")
+def gradients_whole():
+    mesh = grid((4, 2), ("data", "model"))
+    state = state_on(mesh, "data", "model")
+
+    def step(state, tokens):
+        grads = jax.grad(loss)(state["params"], tokens, constrain=constraining(mesh))
+        grads = lax.with_sharding_constraint(grads, NamedSharding(mesh, P()))
+        first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state["first"], grads)
+        return state | {"first": first}
+
+    step = jax.jit(step, donate_argnums=0, out_shardings=layouts(state, mesh)[0])
+    return step, (state, tokens_on(mesh, "data"))
+
+
+@mistake("gathered before an index", "index first", "0.031 of it is used")
+def last_logits_of_all():
+    def of(params, tokens, constrain):
+        logits = constrain(forward(params, tokens[:, :-1], constrain), None, None, None)[:, -1]
+        return jnp.mean(jax.nn.logsumexp(logits, -1))
+
+    return on_two(loss=of)
+
+
+@mistake("data without an axis", "tokens is not sharded over data, nor are other data")
+def batch_on_no_axis():
+    mesh = grid((8,), ("data",))
+    tokens = struct(mesh, (256, T + 1), dtype="int32")
+    return training(mesh, state_on(mesh, "data"), tokens, constrain=free)
 
 
 @mistake("columns after columns", "['down']", "Shard the dimension of 512")

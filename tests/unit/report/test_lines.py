@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from steps import pod_of
 
 from shardlab import Pod, explain
 
@@ -640,6 +641,32 @@ def test_gathered_weights_that_are_kept_for_the_backward_pass_are_told(f, kept):
     assert (
         "are gathered arguments kept for the backward pass" in " ".join(repr(report).split())
     ) == bool(kept)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
+def test_what_a_loop_in_a_loop_gathers_has_its_name(backend):
+    def step(params, batches):
+        def loss(params, x):
+            x, _ = lax.scan(jax.checkpoint(lambda x, w: (jnp.tanh(x @ w), None)), x, params)
+            return jnp.mean(x**2)
+
+        add = lambda total, x: (total + jax.grad(loss)(params, x), None)  # noqa: E731
+        return params - lax.scan(add, jnp.zeros_like(params), batches)[0]
+
+    params = struct((4, 256, 256), None, "d")
+    step = jax.jit(step, donate_argnums=0, out_shardings=params.sharding)
+    report = explain(step, params, struct((4, 4096, 256), None, "d"), mesh=pod_of(backend))
+    gathers = [move for move in report.moves if move.kind == "all-gather"]
+    assert len(gathers) > 1 and {move.array for move in gathers} == {"params"}, report
+
+
+def test_an_operation_without_a_result_in_a_shard_map_is_explained():
+    def printed(x):
+        jax.debug.print("{}", x.sum())
+        return x * 2
+
+    mapped = jax.shard_map(printed, mesh=MESH, in_specs=P("d"), out_specs=P("d"))
+    assert explain(mapped, struct((64, 8), "d")).bytes == 0
 
 
 def test_reports_of_which_one_has_constants_can_be_compared():

@@ -556,3 +556,180 @@ def test_a_mean_of_means_and_of_other_quotients_is_not_told():
 
     f = jax.shard_map(loss, mesh=ROW, in_specs=(P("data"), P()), out_specs=P())
     assert found(explain(f, struct(ROW, (64,), "data"), struct(ROW, ()))) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "is_backward", "is_told"),
+    [
+        (P(), False, True),
+        (P(None, "model"), False, True),
+        (P("data", "model"), False, False),
+        (P(), True, False),  # of a weight that FSDP gathers: its gradient's comes with it
+    ],
+)
+def test_gradients_that_are_whole_where_moments_are_not_are_told(spec, is_backward, is_told):
+    def step(w, x):
+        to = lambda w: lax.with_sharding_constraint(w, NamedSharding(MESH, spec))  # noqa: E731
+        grad = jax.grad(lambda w: jnp.mean((x @ (to(w) if is_backward else w)) ** 2))(w)
+        return w - 0.1 * (grad if is_backward else to(grad))  # here
+
+    w = struct(MESH, (512, 512), "data", "model")
+    report = explain(jax.jit(step, donate_argnums=0), w, struct(MESH, (64, 512), "data"))
+    told = [one for one in report.findings if "that its operand meets" in one.says]
+    assert bool(told) == is_told, found(report)
+    assert all(line(step, "# here")[-3:] in one.says for one in told)
+    assert all('Write the spec of what it meets, P("data", "model")' in one.says for one in told)
+
+
+@pytest.mark.parametrize("form", ["constraint", "shard_map", "pipeline"])
+def test_data_are_whole_on_purpose_along_the_axes_of_layers_and_stages(form):
+    axis = "stage" if form == "pipeline" else "model"
+    mesh = grid((4,), (axis,))
+
+    def layer(w, x):
+        return x + lax.psum(jnp.tanh(x @ w["up"]) @ w["down"], axis)
+
+    def stages(w, x):
+        for _ in range(4):
+            x = lax.ppermute(jnp.tanh(x @ w["up"][0]), axis, [(n, (n + 1) % 4) for n in range(4)])
+        return lax.psum(x, axis)
+
+    specs = {"up": P(None, axis), "down": P(axis)} if form != "pipeline" else {"up": P(axis)}
+    shapes = {"up": (256, 512), "down": (512, 256)} if form != "pipeline" else {"up": (4, 256, 256)}
+    mapped = jax.shard_map(
+        stages if form == "pipeline" else layer, mesh=mesh, in_specs=(specs, P()), out_specs=P()
+    )
+    by_constraints = lambda w, x: x + jnp.tanh(x @ w["up"]) @ w["down"]  # noqa: E731
+    f = by_constraints if form == "constraint" else mapped
+
+    def step(w, x):
+        grads = jax.grad(lambda w: jnp.mean((f(w, x) - x) ** 2))(w)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, w, grads)
+
+    w = {name: struct(mesh, shapes[name], *spec) for name, spec in specs.items()}
+    step = jax.jit(step, donate_argnums=0)
+    titles = {finding.title for finding in explain(step, w, struct(mesh, (1024, 256))).findings}
+    assert not titles - {"largest temporaries"}, titles
+    # a forward pass does not tell data from weights, and those should be in shards
+    whole = {name: struct(mesh, shape) for name, shape in shapes.items()}
+    if form == "constraint":
+        assert found(explain(f, whole, struct(mesh, (64, 256))))[0].startswith("replicated: ")
+
+
+@pytest.mark.parametrize(
+    ("wide", "state", "is_told"),
+    [("float32", "bfloat16", True), ("bfloat16", "bfloat16", False), ("float32", "float32", False)],
+)
+def test_sums_in_a_larger_type_than_the_parameters_are_told(wide, state, is_told):
+    mesh = grid((8,), ("data",))
+
+    def step(w, batches):
+        def loss(w, x):
+            layer = jax.checkpoint(lambda x, w: (jnp.tanh(x @ w), None))
+            return jnp.mean(lax.scan(layer, x, w.astype("bfloat16"))[0] ** 2)
+
+        def add(total, x):
+            return total + jax.grad(loss)(w, x).astype(wide), None  # here
+
+        total, _ = lax.scan(add, jnp.zeros(w.shape, wide), batches)
+        return (w - 0.1 * total).astype(w.dtype)
+
+    w = struct(mesh, (16, 256, 256), None, "data", dtype=state)
+    report = explain(
+        jax.jit(step, donate_argnums=0, out_shardings=w.sharding),
+        w,
+        struct(mesh, (4, 64, 256), None, "data", dtype="bfloat16"),
+    )
+    told = [one for one in found(report) if "carries sums in f32" in one]
+    assert bool(told) == is_told, found(report)
+    assert all(line(step, "# here") in one and "524 kB on each device" in one for one in told)
+
+
+def test_a_full_rematerialisation_has_the_spec_between_the_layouts():
+    mesh = grid((2, 4), ("x", "y"))
+
+    def step(a, between=None):
+        b = jnp.tanh(a)
+        b = lax.with_sharding_constraint(b, NamedSharding(mesh, between)) if between else b
+        return jnp.sin(lax.with_sharding_constraint(b, NamedSharding(mesh, P(None, ("x", "y")))))
+
+    a = struct(mesh, (64, 256, 64), "x", None, "y")
+    report = explain(step, a)
+    assert 'put a constraint P(None, "x", "y") between the two' in found(report)[0], found(report)
+    fixed = explain(lambda a: step(a, P(None, "x", "y")), a)
+    assert fixed.bytes < report.bytes / 5
+    assert not {"full rematerialisation", "order of axes"} & {f.title for f in fixed.findings}
+
+
+def test_a_replicated_optimiser_comes_before_the_sharding_of_its_results():
+    mesh = grid((8,), ("data",))
+
+    def step(w, moments, x):
+        grads = jax.grad(lambda w: jnp.mean((jnp.tanh(x @ w) - x) ** 2))(w)
+        moments = 0.9 * moments + grads
+        return w - 0.1 * moments, moments
+
+    w, whole = struct(mesh, (512, 512), "data"), struct(mesh, (512, 512))
+    report = explain(
+        jax.jit(step, donate_argnums=(0, 1)), w, whole, struct(mesh, (64, 512), "data")
+    )
+    titles = [finding.title for finding in report.findings]
+    assert titles.index("replicated") < titles.index("other sharding"), found(report)
+
+
+def test_what_a_checkpointed_loop_carries_is_told_and_two_loops_keep_less():
+    mesh = grid((8,), ("data",))
+
+    def step(w, x, is_nested=False):
+        def loss(w):
+            layer = jax.checkpoint(lambda h, w: (jnp.tanh(h @ w), None))
+            if not is_nested:
+                return jnp.mean(lax.scan(layer, x, w)[0] ** 2)
+            inner = jax.checkpoint(lambda h, w: lax.scan(layer, h, w))
+            return jnp.mean(lax.scan(inner, x, w.reshape(8, 8, *w.shape[1:]))[0] ** 2)
+
+        return w - 0.1 * jax.grad(loss)(w)
+
+    w, x = struct(mesh, (64, 64, 64), None, "data"), struct(mesh, (512, 64, 64), "data")
+    one, two = (
+        explain(
+            jax.jit(step, donate_argnums=0, out_shardings=w.sharding, static_argnums=2),
+            w,
+            x,
+            nested,
+        )
+        for nested in (False, True)
+    )
+    assert any("what a loop carries, once for each of its 64 iterations" in f for f in found(one))
+    assert not any("what a loop carries" in f for f in found(two))
+    assert two.memory["peak"] < one.memory["peak"] / 3
+
+
+def test_repeated_products_name_the_axis_and_the_weights_without_it():
+    def f(x, w):
+        h = jnp.tanh(x @ w["up"])  # here
+        return lax.with_sharding_constraint(h, NamedSharding(MESH, P("data"))) @ w["down"]
+
+    w = {"up": struct(MESH, (256, 512)), "down": struct(MESH, (512, 256), None, "model")}
+    report = explain(f, struct(MESH, (4096, 256), "data"), w)
+    (told,) = [one for one in found(report) if one.startswith("repeated work")]
+    assert f"the matrix products of {line(f, '# here')}" in told
+    assert "no array in them is in shards along model" in told and "w['up']" in told
+
+
+@pytest.mark.parametrize("is_cast", [False, True])
+def test_gradients_that_a_shard_map_adds_in_each_iteration_have_a_cast_as_their_remedy(is_cast):
+    mesh = grid((8,), ("data",))
+
+    def loss(w, batches):
+        w = lax.pcast(w, ("data",), to="varying") if is_cast else w
+        add = lambda total, x: (total + jnp.sum(jnp.tanh(x @ w)), None)  # noqa: E731
+        return lax.psum(lax.scan(add, lax.pcast(0.0, ("data",), to="varying"), batches)[0], "data")
+
+    mapped = jax.shard_map(loss, mesh=mesh, in_specs=(P(), P(None, "data")), out_specs=P())
+    w, batches = struct(mesh, (256, 256)), struct(mesh, (4, 512, 256), None, "data")
+    report = explain(jax.grad(mapped), w, batches)
+    told = [one for one in found(report) if one.startswith("summed in a loop")]
+    assert bool(told) != is_cast, found(report)
+    assert all("jax.lax.pcast(parameter, ('data',), to=\"varying\")" in one for one in told)
+    assert sum(move.times for move in report.moves if move.bytes > 1024) == (1 if is_cast else 4)
