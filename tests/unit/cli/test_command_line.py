@@ -612,8 +612,8 @@ def test_help_has_examples_that_work(run, explained):
 
 def test_an_unknown_command_is_refused(refused):
     assert (
-        "no command is called 'lay'; use layout, plan, explain, ledger, grade; did you mean "
-        "'layout'?"
+        "no command is called 'lay'; use layout, plan, explain, ledger, grade, upgrade; did you "
+        "mean 'layout'?"
     ) in refused("lay")
 
 
