@@ -624,8 +624,8 @@ def _check_items(want, have, exercise, where):
     for key in have:
         if key not in want:
             raise WrongAnswer(
-                f"values{where}: the key {key!r} is not asked for; expected only "
-                f"{', '.join(map(repr, want)) or 'none'}"
+                f"values{where}: the key {key!r} is not asked for; expected "
+                + (f"only {', '.join(map(repr, want))}" if want else "an empty dict")
             )
 
 

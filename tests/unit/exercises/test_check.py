@@ -156,6 +156,11 @@ def test_words_numbers_and_structures():
     check(jax.random.key(1), Exercise(value=jax.random.key(1)), strict=True)
 
 
+def test_a_key_where_none_is_asked_for_is_refused_in_words():
+    with pytest.raises(WrongAnswer, match="the key 'b' is not asked for; expected an empty dict"):
+        check({"b": 1}, Exercise(value={}))
+
+
 @pytest.mark.parametrize(("wanted", "off"), [(1.0, 1e-5), (1000.0, 1e-2), (0.0, 1e-6)])
 def test_the_default_tolerances_are_those_that_are_documented(wanted, off):
     """1e-5 of the value, and 1e-6 where it is zero."""
