@@ -207,6 +207,24 @@ def test_gradients_are_added_in_float32_for_tpus():
     assert {kind for kind, dtype in kinds if dtype == "bf16"} == {"all-gather"}
 
 
+def test_micro_batches_send_nothing_more_along_data():
+    """Along fsdp each of them gathers and scatters again."""
+    program = (
+        IMPORT + "from shardlab import collectives; sent = []\n"
+        "for micro in (1, 2):\n"
+        "    mesh, step, layout, goal = pretrain.prepare((2, 2, 1, 2), micro)\n"
+        "    with jax.set_mesh(mesh):\n"
+        "        moves = collectives(step, goal, pretrain.rows_of(0, 16), mesh=mesh).moves\n"
+        "    sent += [sum(m.times * m.bytes for m in moves if axis in m.axes) "
+        "for axis in ('data', 'fsdp')]\n"
+        "print(*sent)"
+    )
+    out, _ = start("", 8, 0, script=("-c", program)).communicate()
+    data, fsdp, data_of_two, fsdp_of_two = map(float, out.split()[-4:])
+    assert 5e5 < data <= data_of_two < 1.001 * data
+    assert fsdp_of_two > 1.9 * fsdp
+
+
 def test_each_of_two_processes_makes_its_own_rows_and_both_train_together(tmp_path, alone):
     with socket.socket() as free:
         free.bind(("localhost", 0))
