@@ -18,7 +18,13 @@ from places import ROOT
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.reads(
-        "book/recipes", "book/recordings", "book/together.md", "src/shardlab/arrays", "tests/book"
+        "book/recipes",
+        "book/recordings",
+        "book/together.md",
+        "book/experts.md",
+        "scripts",
+        "src/shardlab/arrays",
+        "tests/book",
     ),
 ]
 
@@ -253,6 +259,19 @@ def test_devices_sum_its_gradients_in_float32():
     out, _ = start("", 8, 0, script=("-c", program)).communicate()
     sums = re.findall(r":(\w+)\[\d+,\d+\]\S* = (dot_general|scatter-add)", out)
     assert sorted(sums) == 8 * [("f32", "dot_general")] + [("f32", "scatter-add")]
+
+
+def test_experts_quotes_a_recording_of_its_own_step(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import record_balance
+
+    recording = json.loads(record_balance.RECORDING.read_text())
+    step = record_balance.digest(record_balance.statements())
+    assert recording["program"] == step, "the step changed: run scripts/record_balance.py"
+    page = (ROOT / "book" / "experts.md").read_text()
+    for run in recording["runs"]:
+        row = f"{run['last loss']:.3f} | {run['busiest'][1]} | {run['nearly unused'][1]} |"
+        assert f"| {run['weight']:g} | {row}" in page
 
 
 def test_the_page_quotes_what_compilers_said_of_this_recipe():
