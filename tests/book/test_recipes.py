@@ -23,6 +23,8 @@ pytestmark = [
         "book/together.md",
         "book/experts.md",
         "scripts",
+        "_config.yml",
+        "_toc.yml",
         "src/shardlab/arrays",
         "tests/book",
     ),
