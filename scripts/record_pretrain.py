@@ -45,7 +45,7 @@ def compiled(slice_, sizes, sequences):
     rows = NamedSharding(mesh, P(pretrain.ROWS))
     tokens = jax.ShapeDtypeStruct((sequences, LENGTH + 1), "int32", sharding=rows)
     step = jax.jit(
-        partial(pretrain.update, specs=specs["params"], micro=1),
+        partial(pretrain.update, specs=specs["params"], micro=1, groups=sizes[0]),
         donate_argnums=0,
         out_shardings=(shardings(specs, mesh), None),
     )

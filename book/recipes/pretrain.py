@@ -21,6 +21,7 @@ BATCH, LENGTH, DTYPE = 16, 64, jnp.bfloat16
 POLICY = None
 ATTENTION = None  # the backend's own; "cudnn" on GPUs, which stores no scores
 ROWS = ("data", "fsdp")  # the axes that shard the batch; context shards its sequences
+# inside loss_of, the devices along data are a dimension that jax.vmap maps over
 RULES = [  # the stacked layers have a leading dimension; moments have the same paths
     (r"layers/(query|key|value|gate|up)", P(None, "fsdp", "tensor")),  # by columns
     (r"layers/(out|down)", P(None, "tensor", "fsdp")),  # by rows
@@ -93,9 +94,9 @@ def attention(x, w):
     query, key, value = (
         w(x, name).reshape(*x.shape[:2], -1, D // HEADS) for name in ("query", "key", "value")
     )
-    query = constrained(rotated(query), P(ROWS, "context", "tensor"))
+    query = constrained(rotated(query), P("fsdp", "context", "tensor"))
     # gathered along context
-    key, value = (constrained(y, P(ROWS, None, "tensor")) for y in (rotated(key), value))
+    key, value = (constrained(y, P("fsdp", None, "tensor")) for y in (rotated(key), value))
     mixed = jax.nn.dot_product_attention(
         query, key, value, is_causal=True, implementation=ATTENTION
     )
@@ -109,33 +110,38 @@ def loss_of(params, tokens, specs):
         def w(x, name):
             return product(x, layer[name], P(*specs["layers"][name][1:]))
 
-        x = constrained(x + attention(norm(x, layer["norms"][0]), w), P(ROWS, "context"))
+        x = constrained(x + attention(norm(x, layer["norms"][0]), w), P("fsdp", "context"))
         y = norm(x, layer["norms"][1])
-        x = constrained(x + w(jax.nn.silu(w(y, "gate")) * w(y, "up"), "down"), P(ROWS, "context"))
+        x = constrained(x + w(jax.nn.silu(w(y, "gate")) * w(y, "up"), "down"), P("fsdp", "context"))
         return x, None
 
     x = product(tokens[:, :-1], params["embed"], specs["embed"])
-    x = constrained(x, P(ROWS, "context"))
+    x = constrained(x, P("fsdp", "context"))
     x, _ = jax.lax.scan(block, x, params["layers"])
     logits = product(norm(x, params["norm"]), params["unembed"], specs["unembed"])
-    logits = constrained(logits, P(ROWS, "context", "tensor")).astype(jnp.float32)
+    logits = constrained(logits, P("fsdp", "context", "tensor")).astype(jnp.float32)
     return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
 
 
-def update(state, tokens, specs, micro):
-    def add(sums, rows):  # gradients are in float32, sharded like the parameters
-        loss, grads = jax.value_and_grad(loss_of)(state["params"], rows, specs)
-        grads = jax.tree.map(
-            lambda total, g, spec: constrained(total + g / micro, spec), sums[1], grads, specs
-        )
-        return (sums[0] + loss / micro, grads), None
+def update(state, tokens, specs, micro, groups):
+    def own_sums(tree):  # a gradient of its own for each device along data
+        return jax.tree.map(lambda g, spec: constrained(g, P("data", *spec)), tree, specs)
 
-    # dealt out in turn: each device keeps its own
-    rows = tokens.reshape(-1, micro, tokens.shape[-1]).swapaxes(0, 1)
-    zeros = jax.tree.map(
-        lambda p, spec: constrained(jnp.zeros_like(p), spec), state["params"], specs
+    def add(sums, rows):  # gradients are in float32, sharded like the parameters
+        loss, grads = grad_of_each(state["params"], rows, specs)
+        total = jax.tree.map(lambda total, g: total + g / (micro * groups), sums[1], grads)
+        return (sums[0] + loss.mean() / micro, own_sums(total)), None
+
+    grad_of_each = jax.vmap(
+        jax.value_and_grad(loss_of), in_axes=(None, 0, None), spmd_axis_name="data"
     )
-    (loss, grads), _ = jax.lax.scan(add, (jnp.float32(0), zeros), constrained(rows, P(None, ROWS)))
+    # dealt out in turn: each device keeps its own
+    rows = tokens.reshape(groups, -1, micro, tokens.shape[-1])
+    rows = constrained(jnp.moveaxis(rows, 2, 0), P(None, "data", "fsdp"))
+    zeros = jax.tree.map(lambda p: jnp.zeros((groups, *p.shape)), state["params"])
+    (loss, grads), _ = jax.lax.scan(add, (jnp.float32(0), own_sums(zeros)), rows)
+    # sent along data once a step, however many micro-batches there are
+    grads = jax.tree.map(lambda g, spec: constrained(g.sum(0), spec), grads, specs)
     changes, optimizer = OPTIMIZER.update(grads, state["optimizer"], state["params"])
     params = optax.apply_updates(state["params"], changes)
     position = state["position"] + len(tokens)
@@ -182,7 +188,7 @@ def prepare(sizes, micro=1):
             f"{BATCH} sequences are not shared evenly by {groups} groups of devices, {micro} "
             f"times a step; use a BATCH that is a multiple of {groups * micro}"
         )
-    step = partial(update, specs=applied.specs["params"], micro=micro)
+    step = partial(update, specs=applied.specs["params"], micro=micro, groups=sizes[0])
     return mesh, jax.jit(step, donate_argnums=0, out_shardings=(layout, None)), layout, goal
 
 

@@ -18,7 +18,15 @@ from places import ROOT
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.reads(
-        "book/recipes", "book/recordings", "book/together.md", "src/shardlab/arrays", "tests/book"
+        "book/recipes",
+        "book/recordings",
+        "book/together.md",
+        "book/experts.md",
+        "scripts",
+        "_config.yml",
+        "_toc.yml",
+        "src/shardlab/arrays",
+        "tests/book",
     ),
 ]
 
@@ -207,6 +215,24 @@ def test_gradients_are_added_in_float32_for_tpus():
     assert {kind for kind, dtype in kinds if dtype == "bf16"} == {"all-gather"}
 
 
+def test_micro_batches_send_nothing_more_along_data():
+    """Along fsdp each of them gathers and scatters again."""
+    program = (
+        IMPORT + "from shardlab import collectives; sent = []\n"
+        "for micro in (1, 2):\n"
+        "    mesh, step, layout, goal = pretrain.prepare((2, 2, 1, 2), micro)\n"
+        "    with jax.set_mesh(mesh):\n"
+        "        moves = collectives(step, goal, pretrain.rows_of(0, 16), mesh=mesh).moves\n"
+        "    sent += [sum(m.times * m.bytes for m in moves if axis in m.axes) "
+        "for axis in ('data', 'fsdp')]\n"
+        "print(*sent)"
+    )
+    out, _ = start("", 8, 0, script=("-c", program)).communicate()
+    data, fsdp, data_of_two, fsdp_of_two = map(float, out.split()[-4:])
+    assert 5e5 < data <= data_of_two < 1.001 * data
+    assert fsdp_of_two > 1.9 * fsdp
+
+
 def test_each_of_two_processes_makes_its_own_rows_and_both_train_together(tmp_path, alone):
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -235,6 +261,19 @@ def test_devices_sum_its_gradients_in_float32():
     out, _ = start("", 8, 0, script=("-c", program)).communicate()
     sums = re.findall(r":(\w+)\[\d+,\d+\]\S* = (dot_general|scatter-add)", out)
     assert sorted(sums) == 8 * [("f32", "dot_general")] + [("f32", "scatter-add")]
+
+
+def test_experts_quotes_a_recording_of_its_own_step(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import record_balance
+
+    recording = json.loads(record_balance.RECORDING.read_text())
+    step = record_balance.digest(record_balance.statements())
+    assert recording["program"] == step, "the step changed: run scripts/record_balance.py"
+    page = (ROOT / "book" / "experts.md").read_text()
+    for run in recording["runs"]:
+        row = f"{run['last loss']:.3f} | {run['busiest'][1]} | {run['nearly unused'][1]} |"
+        assert f"| {run['weight']:g} | {row}" in page
 
 
 def test_the_page_quotes_what_compilers_said_of_this_recipe():
