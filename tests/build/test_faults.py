@@ -385,6 +385,7 @@ def test_a_source_that_another_program_changes_or_makes_is_named(tiny):
 DELETES = {
     "rm -rf ../src": r"src/shardlab/value\.py",
     "rm ../book/two.md": r"book/two\.md",
+    "find ../book/two.md -delete": r"book/two\.md",
     "mv ../src ../moved": "src(/shardlab/value\\.py)?",
     "rm -rf ../_build": "_build(/.*)?",
     "mv ../_build ../moved": "_build",

@@ -48,7 +48,7 @@ GUARD = Path(__file__).with_name("protect.py")
 BUILD = "_build"
 # What commands say of what is bound read-only, and how they name it: quoted, or just before that.
 REFUSED = re.compile(r"Read-only file system|Device or resource busy")
-NAMED = re.compile(rf"'([^']+)'|([^\s':]+): (?:{REFUSED.pattern})")
+NAMED = re.compile(rf"['‘]([^'’]+)['’]|([^\s':]+): (?:{REFUSED.pattern})")  # of GNU too
 NOT_THERE = (
     "{name} is part of the book, where no cell may write or delete; write to a folder that "
     "tempfile makes"
