@@ -49,7 +49,7 @@ _CONSTANT = 2**16  # bytes of a constant that is worth a finding
 _LARGE = 2**20  # bytes of temporaries that are worth a finding
 _REPEATED = "the matrix products of"
 _CHOSEN = "so the compiler chose its sharding"
-_NOR = ", nor are other data, so the batch lies on no axis along which weights are in shards"
+_NOR = ", nor are other data, so the batch is in shards along no axis of the weights"
 _PASS = (
     "all-reduce-done",
     "bitcast",
