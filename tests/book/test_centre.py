@@ -22,7 +22,7 @@ SCRIPT = (ROOT / "book/cluster/two-nodes.sbatch").read_text("utf-8")
 OPENING, INDEX, LINES, TASKS = (
     TEXT[TEXT.index(start) : TEXT.index(end)]
     for start, end in (
-        ("# Your centre", "**What we do here.**"),
+        ("# Your centre", "What the cells print is"),
         ("(your_centre-index)=", "(your_centre-lines)="),
         ("(your_centre-lines)=", "(your_centre-install)="),
         ("(your_centre-tasks)=", "(your_centre-no-gpu)="),

@@ -27,7 +27,8 @@ ELSEWHERE = {
 def test_an_option_with_a_value_stands_in_the_script():
     fence = r"(?s)```.*?^```"
     prose = re.sub(fence, "", CHAPTER, flags=re.MULTILINE)
-    commands = "\n".join([*SCRIPTS.values(), *re.findall(fence, CHAPTER, re.MULTILINE)])
+    taught = CHAPTER.partition("## Exercises")[0]  # one of these has a script with mistakes
+    commands = "\n".join([*SCRIPTS.values(), *re.findall(fence, taught, re.MULTILINE)])
     options = [
         word
         for span in re.findall(r"`([^`]*)`", prose)
