@@ -549,12 +549,12 @@ class Markdown:
         return ", ".join(shown) if textual else f"\\[{', '.join(shown)}\\]"
 
     def _substitution(self, name, line):
-        if name.strip() == "install":
-            return f"```sh\n{self.address.install}\n```"
+        if name.strip() in ("install", "install_starters"):
+            return f"```sh\n{getattr(self.address, name.strip())}\n```"
         if name.strip() == "minimum_jax":
             return package.of(self.book.root).minimum_jax
         if name.strip() not in ("repository", "pdf"):
-            known = "install, minimum_jax, pdf, repository"
+            known = "install, install_starters, minimum_jax, pdf, repository"
             raise self.error(line, f"there is no substitution {name.strip()}; there are {known}")
         return f"<{getattr(self.address, name.strip())}>"
 

@@ -112,6 +112,7 @@ def substitutions(root, where):
         **_core_files(where),
         "slides": f"[the decks](<{where.site}slides/index.html>)",
         "install": f"```sh\n{where.install}\n```",  # how the package is installed
+        "install_starters": f"```sh\n{where.install_starters}\n```",
         "minimum_jax": package.of(root).minimum_jax,
         "versions": _versions(),  # what chapters are executed with
         "edition": citation.edition(root),

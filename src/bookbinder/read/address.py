@@ -45,6 +45,11 @@ class Address:
         """
         return f"pip install {self.archive(self.branch)}"
 
+    @property
+    def install_starters(self):
+        """The same with what the scripts import that readers copy."""
+        return f'pip install "shardlab[starters] @ {self.archive(self.branch)}"'
+
     def archive(self, version):
         """The sources at a commit or branch as one file, which pip installs where there is no
         git.

@@ -1,5 +1,7 @@
-"""Slides of built pages: each chapter's question and key figure, its predictions as a question and
-its answer, and its takeaways, in one file of HTML that needs no network.
+"""Slides of built pages, in one file of HTML that needs no network.
+
+A chapter has its question and its key figure, its predictions as a question and its answer, and its
+takeaways.
 """
 
 import base64

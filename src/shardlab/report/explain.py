@@ -142,13 +142,12 @@ def explain(
     found = [*findings.of_arrays(*placed)]
     if jaxpr is not None:
         found += findings.of_varying(mismatches(jaxpr), _name(f) if wrapper == "pmap" else "")
-        if located.origins.is_differentiated:
+        if is_trained:
             found += captured.of_fixed_keys(jaxpr)
             found += carried.of_wide_sums(jaxpr, arrays, sizes["peak"])
     tensor = program.inheritance.tensor if program.inheritance is not None else ()
     # Of a program without a backward pass nothing tells weights from data.
-    told_apart = located.origins.is_differentiated or judgement.repeats > 1.5
-    if not judgement.is_in_specs and told_apart:
+    if not judgement.is_in_specs and (is_trained or judgement.repeats > 1.5):
         weights = {one.type for one in results} if is_gradient else set()
         found += findings.of_batch(
             [one for one in arrays if one.type not in weights],
@@ -160,7 +159,7 @@ def explain(
             tensor,
             is_trained,
         )
-    if wrapper == "pmap" and located.origins.is_differentiated:
+    if wrapper == "pmap" and is_trained:
         found += findings.of_unsummed(report.moves, arrays, results)
     if not is_gradient:  # which replaces no argument
         found += findings.of_replacement(arrays, results, judgement.forward)
@@ -176,9 +175,7 @@ def explain(
     temporaries = tuple(storage.temporaries(located))
     if not judgement.is_in_specs:
         found += findings.of_exchanged(report.moves, arrays)
-    found += findings.of_temporaries(
-        temporaries, sizes, located.origins.is_differentiated, result_arrays
-    )
+    found += findings.of_temporaries(temporaries, sizes, is_trained, result_arrays)
     found = tuple(findings.by_harm([*found, *report.findings], _spare_axes(report, arrays)))
     alone = report.devices == 1 and backend == jax.default_backend()
     idle = jax.device_count() - 1 if alone else 0
