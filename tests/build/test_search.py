@@ -118,7 +118,7 @@ FIRST = {
     "optimizer state": ["training#optimiser-state-"],
     "checkpoint restore": ["checkpoints#restore-"],
     "roofline": ["costs#roofline-"],
-    "mfu": ["planner#planner-", "costs#planner-"],
+    "mfu": ["planner#planner-", "costs#planner-", "costs#layouts-on-4-096-chips"],
     "kv cache": ["serving#kv-cache-", "costs#prefill-and-decode-"],
     "donate": ["memory#donation-", "training#donation-"],
     "mixed precision": ["memory#mixed-precision-"],

@@ -1,4 +1,4 @@
-// The planner's page: how its address calls its controls, its answer, tables, plots.
+// The page of the planner: controls, answer, tables, plots.
 (function (explorer) {
 "use strict";
 const { bar, bytesText, codeBox, figure, folded, fromConfig, g, gigabytes, h, meshText, pictures, plain, planCode, rect,
@@ -60,7 +60,6 @@ function beyond(choice, { model, chip, sequence, products = "bf16" }) {
   return missing.length ? [`No published run on ${kind} tests ${missing.join("; ")}.`] : [];
 }
 
-// The kind of plan that a choice is, and how far off its times were.
 function bandOf({ mesh }, { model, chip, sequence, products = "bf16" }) {
   const { bands, fitted, most, order } = explorer.data;
   const family = isTpu(chip) ? "tpu" : "gpu";
@@ -299,7 +298,7 @@ const planner = {
   each: true, // of an address, what is right is kept
   sizes: () => [],
   show: (form) => (form.use === "serve" ? serve(form) : train(form)),
-  // A model from a file or a text. Another question begins with its own first mesh.
+  // Another question begins with its own first mesh.
   begin({ form }, change) {
     const says = form.querySelector("[data-config]");
     const take = (words) => {
