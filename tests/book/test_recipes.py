@@ -165,7 +165,8 @@ def test_in_bfloat16_it_learns_as_fast_and_resumes_on_another_mesh(tmp_path, one
     process.send_signal(signal.SIGKILL)
     process.communicate()
     found = losses(start(tmp_path, 8, 20, "--mesh", 2, 1, 2, 2, script=(PRETRAIN,)))
-    assert min(found) in (1, 11) and max(found) == 20
+    # saved after steps 1 and 10, beside the training: the last may not be whole yet
+    assert min(found) in (1, 2, 11) and max(found) == 20
     np.testing.assert_allclose([found[n] for n in found], [one_device[n] for n in found], rtol=0.05)
 
 
