@@ -185,6 +185,29 @@ def test_ssh_starts_one_program_of_two_processes_on_two_nodes(login):
         assert line.endswith("sum 1")
 
 
+def test_programs_by_ssh_on_the_nodes_of_a_job_leave_its_training_alone(cluster, login):
+    """Where a site lets ssh in, it may set the number of the job, and no more."""
+    program, folder = cluster.folder / "trains.py", cluster.folder / "beside-ssh"
+    program.write_text(TRAINS)
+    folder.mkdir()
+    job = cluster.submit(FOLDER / "two-nodes.sbatch", program, folder, PYTHONPATH=str(FOLDER))
+    joined = lambda: len(list(folder.glob("joined-*"))) == 8  # noqa: E731
+    try:
+        wait_until(joined, partial(cluster.told, job))
+        (folder / "by-ssh.sh").write_text(
+            f'ssh node2 "cd {FOLDER} && env $SAYS JAX_PLATFORMS=cpu {sys.executable} -u hello.py"'
+        )
+        for says in ("", f"SLURM_JOB_ID={job} SLURM_JOB_NODELIST=node[1-2]"):
+            (line,) = end(login(folder / "by-ssh.sh", SAYS=says))
+            assert line.startswith("process 0 of 1 on node2")
+        beside = sorted(end(login("ssh.sh", "hello.py")))
+        assert len(beside) == 2 and all(line.endswith("sum 1") for line in beside)
+    finally:
+        (folder / "end").touch()  # else the job keeps the nodes until its limit
+        done = cluster.wait(job)
+    assert done.state == "COMPLETED" and done.output.count("trained, sum 28") == 8, done.output
+
+
 def test_mpirun_starts_one_program_of_eight_processes_on_two_nodes(login):
     lines = sorted(end(login("mpirun.sh", "hello.py")))
     assert len(lines) == 8
@@ -740,27 +763,6 @@ def test_preflight_and_shells_in_a_running_job_leave_its_training_alone(cluster)
     assert "/dev/pts/" in job.output and job.output.count("plain JAX 8") == 8
     trained = [file.read_text() for file in sorted(folder.glob("trains-*.txt"))]
     assert len(trained) == 8 and all("trained, sum 28" in text for text in trained), trained
-
-
-def test_programs_by_ssh_on_the_nodes_of_a_job_leave_its_training_alone(cluster, login):
-    """Where a site lets ssh in, it may set the number of the job, and no more."""
-    program, folder = cluster.folder / "trains.py", cluster.folder / "beside-ssh"
-    program.write_text(TRAINS)
-    folder.mkdir()
-    job = cluster.submit(FOLDER / "two-nodes.sbatch", program, folder, PYTHONPATH=str(FOLDER))
-    joined = lambda: len(list(folder.glob("joined-*"))) == 8  # noqa: E731
-    wait_until(joined, partial(cluster.told, job))
-    (folder / "by-ssh.sh").write_text(
-        f'ssh node2 "cd {FOLDER} && env $SAYS JAX_PLATFORMS=cpu {sys.executable} -u hello.py"'
-    )
-    for says in ("", f"SLURM_JOB_ID={job} SLURM_JOB_NODELIST=node[1-2]"):
-        (line,) = end(login(folder / "by-ssh.sh", SAYS=says))
-        assert line.startswith("process 0 of 1 on node2")
-    beside = sorted(end(login("ssh.sh", "hello.py")))
-    assert len(beside) == 2 and all(line.endswith("sum 1") for line in beside)
-    (folder / "end").touch()
-    done = cluster.wait(job)
-    assert done.state == "COMPLETED" and done.output.count("trained, sum 28") == 8, done.output
 
 
 def test_two_parts_of_a_heterogeneous_job_are_one_program(cluster):
