@@ -80,11 +80,8 @@ def bind(site, config, parts, names, cited, path="", stops=()):
     bound.head.append(bound.new_tag("title", string=config["title"]))
     titles, sheets = {}, {}
     for name in names:
-        page = BeautifulSoup((site / f"{name}.html").read_text("utf-8"), "html.parser")
-        article = page.article
-        sheets |= dict.fromkeys(sheet.string for sheet in page.select("head > style"))
-        if own := [stop for stop in stops if stop.chapter == name]:
-            articles.keep(article, own)
+        article, own_sheets = articles.read(site, name, stops)
+        sheets |= dict.fromkeys(own_sheets)
         _answers_last(bound, article)
         for one in article.select(LEFT_OUT):
             one.decompose()

@@ -125,11 +125,12 @@ def test_an_answer_says_why_the_other_choices_are_wrong(bound):
     answer = " ".join(bound.find(id="auto--answer-1").get_text().split())
     right, wrong, shown = (
         answer.index(one)
-        for one in ("Answer: sharded like", "Not: replicated, after an", "no comm")
+        for one in ("Answer: devices 0 and 4", "Not: only device 0", "f32[8@x, 16@y] on 8 devices")
     )
     assert (
         right < wrong < shown
-        and "both axes. Nothing is summed, so there are no partial sums to add." in answer
+        and "the two halves of the same columns, and both receive the total." in answer
+        and "Every device runs the same program, so no single device collects" in answer
     )
 
 

@@ -8,7 +8,22 @@ from bs4 import BeautifulSoup
 from bookbinder.page import core as pages_of_core
 
 
-def keep(article, stops):
+def read(site, name, stops=()):
+    """The article of a page, and the page's style sheets, as texts.
+
+    Args:
+      site: the folder of the built site.
+      name: of the chapter, such as "arrays".
+      stops: sections of the core, as `bookbinder.read.core` has them: if some are the chapter's,
+        its others are left out.
+    """
+    page = BeautifulSoup((site / f"{name}.html").read_text("utf-8"), "html.parser")
+    if own := [stop for stop in stops if stop.chapter == name]:
+        _keep(page.article, own)
+    return page.article, [str(sheet.string) for sheet in page.select("head > style")]
+
+
+def _keep(article, stops):
     """Leave out what is not in some sections of a chapter, and say what one has to know of it."""
     top = article.h1.parent
     on = {id(top)} | {id(_section(article, stop)) for stop in stops if stop.anchor}

@@ -11,8 +11,6 @@ from copy import copy
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from bs4 import BeautifulSoup
-
 from bookbinder.show import articles
 
 STYLE, SCRIPT = (Path(__file__).with_name(f"slides.{kind}") for kind in ("css", "js"))
@@ -40,11 +38,8 @@ def deck(site, names, title, where, stops=()):
     """
     sheets, slides = {}, [_slide("title", f"<h1>{html.escape(title)}</h1>", _link(where.site))]
     for name in names:
-        page = BeautifulSoup((site / f"{name}.html").read_text("utf-8"), "html.parser")
-        article = page.article
-        sheets |= dict.fromkeys(str(sheet.string) for sheet in page.select("head > style"))
-        if own := [stop for stop in stops if stop.chapter == name]:
-            articles.keep(article, own)
+        article, own_sheets = articles.read(site, name, stops)
+        sheets |= dict.fromkeys(own_sheets)
         for one in article.select(LEFT_OUT):
             one.decompose()
         articles.lead_within(article, name, (), site, where)
@@ -79,30 +74,30 @@ def _of_chapter(article, link):
 
 def _question(article, asked, link):
     """A prediction on two slides: the question, with the code that answers it, and the answer."""
-    answer = article.find("details", id=asked["data-answer"]) or article.find(
-        "details", id=f"{article['id']}--{asked['data-answer']}"
-    )
+    answer = article.find("details", id=f"{article['id']}--{asked['data-answer']}")
     heading = asked.find_previous(["h2", "h3", "h4", "h1"])
     head = f"<h2>{heading.decode_contents()}</h2>"
     said = "".join(map(str, asked.find_all("p", recursive=False)))
     cell = answer.find_parent(class_="cell")
     code = cell.find(class_="cell_input", recursive=False) if cell else None
     shown = str(code) if code and len(code.get_text().strip().split("\n")) <= LONGEST else ""
-    choices = asked.find_all("label", recursive=False)
-    listed = "".join(f"<li>{label.span.decode_contents()}</li>" for label in choices)
-    yield _slide("question", head, said, _beside(f"<ol>{listed}</ol>", shown), link)
-    listed = "".join(
-        f"<li{' class=right' if label.select('[data-right]') else ''}>"
-        f"{label.span.decode_contents()}</li>"
-        for label in choices
-    )
+    yield _slide("question", head, said, _beside(_choices(asked), shown), link)
     told = copy(answer)
     told.summary.decompose()
     told.p.decompose()  # which says the right choice once more
     output = told.find(class_="cell_output")
     output = str(output.extract()) if output else ""
-    because = f"<ol>{listed}</ol>{told.decode_contents()}"
+    because = _choices(asked, right=" class=right") + told.decode_contents()
     yield _slide("answer", head, said, _beside(because, output), link)
+
+
+def _choices(asked, right=""):
+    """The choices of a prediction, of which the right one has an attribute."""
+    items = (
+        f"<li{right if label.select('[data-right]') else ''}>{label.span.decode_contents()}</li>"
+        for label in asked.find_all("label", recursive=False)
+    )
+    return f"<ol>{''.join(items)}</ol>"
 
 
 def _slide(kind, *parts):

@@ -74,8 +74,9 @@ def _of_file(name, write):
     try:
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(code)
-        found = _listed(tree)
-        edits = _edits(tree, text) if write and _is_python(name) else []
+        behind = guarded(tree)
+        found = [one for one in affected(tree) if one.node not in behind]
+        edits = _edits(tree, text, found, behind) if write and _is_python(name) else []
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         where = _where(name, places(line)) if line else name
@@ -87,7 +88,7 @@ def _of_file(name, write):
         {"file": name, "cell": places(one.line)[0], "line": places(one.line)[1],
          "name": one.name, "since": one.since, "says": one.says, "new": one.new,
          "sure": one.sure, "code": lines[one.line - 1].strip(), "edited": _key(one) in done}
-        for one in found
+        for one in _listed(found)
     ]  # fmt: skip
 
 
@@ -146,10 +147,9 @@ def _key(one):
     return one.line, one.name, one.says
 
 
-def _listed(tree):
-    """What is affected in a program, by line, each once; without what is guarded."""
-    behind = guarded(tree)
-    unique = {_key(one): one for one in affected(tree) if one.node not in behind}
+def _listed(found):
+    """What is affected in a program, by line, each once."""
+    unique = {_key(one): one for one in found}
     return sorted(unique.values(), key=lambda one: (one.line, one.name))
 
 
@@ -208,12 +208,16 @@ class _Text:
         return end, end, new if before in ("(", ",") else f", {new}"
 
 
-def _edits(tree, text):
-    """The edits of a program: for each what it settles, and what to replace by what."""
+def _edits(tree, text, found, behind):
+    """The edits of a program: for each what it settles, and what to replace by what.
+
+    Args:
+      tree, text: of the program.
+      found: what is affected in it.
+      behind: the nodes that are guarded.
+    """
     page, names = _Text(text), Names(tree)
-    behind = guarded(tree)
     calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and n not in behind]
-    found = [one for one in affected(tree) if one.node not in behind]
     edits = []
     for one in found:
         if one.node is None or not one.sure:

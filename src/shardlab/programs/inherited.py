@@ -554,8 +554,10 @@ class _Follower:
         whole, part = (
             math.prod(one.aval.shape) for one in (equation.invars[0], equation.outvars[0])
         )
-        for loss in value.unused - {loss for loss in value.unused if loss.axis in value.named}:
-            self.shown.picked.setdefault(loss, Pick(self._place(equation), part / max(whole, 1)))
+        for loss in value.unused:
+            if loss.axis not in value.named:
+                share = part / max(whole, 1)
+                self.shown.picked.setdefault(loss, Pick(self._place(equation), share))
 
     def _meeting(self, equation, values):
         """The constraint, and the argument, of which the result of an element-wise operation is a
