@@ -146,7 +146,7 @@ def test_chapters_say_how_long_they_are_and_when_they_ran(site, built, complete)
             continue
         page = built[site / f"{chapter.name}.html"]
         facts = " ".join(page.select_one(".facts").get_text(" ").split())
-        times = f"{chapter.minutes} minutes to read"
+        times = f"{chapter.minutes} minute{'s' * (chapter.minutes != 1)} to read"
         if chapter.exercise_minutes:
             times += f" exercises {in_words(chapter.exercise_minutes)}"
         assert times in facts, facts
@@ -341,7 +341,7 @@ def test_teachers_find_all_exercises_and_the_wrong_choices(site, built, book):
     page = built[site / "teaching.html"]
     links = [
         link["href"]
-        for link in page.select("article table a:not(.term, .name)")
+        for link in page.select("#the-exercises-with-their-minutes table a:not(.term, .name)")
         if "#" in link["href"]
     ]
     taught = [c.text for c in book.chapters if not c.is_appendix]

@@ -793,13 +793,16 @@ def _without_title(toc):
 
 
 def _sheet(app):
-    """Reads a style sheet. It stands in the page, which is painted at once then: a file of its own
-    is waited for.
+    """Reads a style sheet, without its comments. It stands in the page, which is painted at once
+    then: a file of its own is waited for.
     """
     folders = [THEME / "static", *(Path(app.confdir) / folder for folder in app.bookbinder_static)]
-    return lambda name: next(
-        file for folder in folders if (file := folder / name).is_file()
-    ).read_text("utf-8")
+
+    def read(name):
+        file = next(file for folder in folders if (file := folder / name).is_file())
+        return re.sub(r"/\*.*?\*/\n?", "", file.read_text("utf-8"), flags=re.DOTALL)
+
+    return read
 
 
 @cache
