@@ -86,7 +86,7 @@ def main(arguments=None):
         links = "".join(
             f'<li><a href="{name}.html">{html.escape(of[name][0])}</a></li>' for name in names
         )
-        (options.output / "index.html").write_text(INDEX.format(links=links), "utf-8")
+        (options.output / "index.html").write_text(INDEX.replace("{links}", links), "utf-8")
     return 0
 
 

@@ -669,6 +669,7 @@ def test_publishing_builds_from_nothing_and_pushes_the_notebooks(clone):
     page = (pages / "html/one.html").read_text()
     assert f"/github/{FORK}/blob/notebooks/one.ipynb" in page
     assert (pages / "html/book.pdf").read_bytes().startswith(b"%PDF")
+    assert "</html>" in (pages / "html/slides/index.html").read_text("utf-8")
 
     good, output = clone.run("publish: notebooks")
     assert good, output
