@@ -176,6 +176,12 @@ def test_a_chapter_is_complete(chapter):
     assert "{admonition} Takeaway" in chapter.text
 
 
+@pytest.mark.parametrize("chapter", BOOK.chapters, ids=lambda chapter: chapter.name)
+def test_few_predictions_and_takeaways_so_that_each_surprises(chapter):
+    assert chapter.text.count("**Predict.**") <= 6
+    assert chapter.text.count("{admonition} Takeaway") <= 6
+
+
 def test_labels_are_unique_and_begin_with_their_chapter():
     seen = {}
     for chapter in BOOK.chapters:
