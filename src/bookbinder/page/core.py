@@ -1,5 +1,5 @@
-"""The paths through the book on the site: the page that lists the sections of its core, and what
-leads along them, and along the paths of whole chapters that the page `using` offers.
+"""Paths through the book on the site: the list of the core's sections, and what leads along them
+and along the paths of whole chapters.
 
 In a page the line `% sections of the core` is replaced by all of them with their minutes, chapter
 by chapter, and {core}`hour` says how long a path takes. `_static/core-stops.js` has for
