@@ -269,7 +269,6 @@ assert not foreign, foreign
 # Where cells show a calculator besides the explorer's own page.
 EMBEDDED = {
     "arrays": ["layout"],
-    "costs": ["matmul"],
     "explorer": ["layout", "matmul", "fit"],
 }
 

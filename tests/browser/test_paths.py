@@ -58,6 +58,22 @@ def test_next_leads_through_all_sections_of_the_hour_and_no_others(reader):
     assert places == [(stop.chapter, stop.anchor) for stop in HOUR if stop.anchor]
 
 
+@pytest.mark.parametrize("title", BOOK.paths)
+def test_next_leads_through_the_whole_chapters_of_a_path(reader, title):
+    names, place = BOOK.paths[title], list(BOOK.paths).index(title)
+    page = reader("using.html")
+    page.get_by_role("link", name="Begin it").nth(place).click()
+    for number, name in enumerate(names, 1):
+        page.wait_for_url(re.compile(rf"/{name}\.html\?path="))
+        bar = page.locator(".path-bar")
+        expect(bar).to_contain_text(f"chapter {number} of {len(names)}")
+        expect(bar).to_contain_text(title)
+        assert not page.locator(".left-out, .skipped, .path-place").count()
+        assert page.locator(".around .prev").count() == (number > 1)
+        page.locator(".around .next").click()
+    page.wait_for_url(re.compile(r"using\.html#using-paths"))
+
+
 def test_what_is_left_out_is_named_and_opens(reader):
     page = reader("arrays.html?path=hour")
     left = page.locator(".skipped", has_text="Divisibility")

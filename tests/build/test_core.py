@@ -89,6 +89,25 @@ def test_what_leads_along_it_has_the_same_sections(site):
         assert told == [(stop.chapter, stop.anchor) for stop in stops]
 
 
+def test_a_path_of_whole_chapters_has_those_of_its_list_with_their_minutes():
+    paths = page_of_core.paths_of(BOOK)
+    assert list(paths) == [*core.TITLES, *map(books.slug, BOOK.paths)]
+    for title, names in BOOK.paths.items():
+        path = paths[books.slug(title)]
+        assert path["whole"] and path["title"] == title
+        assert [(stop["page"], stop["minutes"]) for stop in path["stops"]] == [
+            (name, BOOK.chapter(name).minutes) for name in names
+        ]
+        assert not any(stop["anchor"] or stop["bridge"] for stop in path["stops"])
+
+
+def test_no_path_has_a_chapter_before_one_that_it_asks_for():
+    for title, names in BOOK.paths.items():
+        for place, name in enumerate(names):
+            later = set(BOOK.chapter(name).after) & set(names[place:])
+            assert not later, f"{title}: {name} comes before {later}"
+
+
 LISTS = {
     "a chapter that is not there": ("tow: [{heading: A}]", "no chapter tow; did you mean 'two'?"),
     "a heading that is not there": ("one: [{heading: Meshs}]", "did you mean 'Meshes'?"),

@@ -14,6 +14,7 @@
 - `bookbinder.page.home`: what the home page says of the whole book, and the films that it shows
 - `bookbinder.page.core`: the sections that are read in an hour or in an evening, and what leads
   along them
+- `bookbinder.page.moved`: old addresses of sections that are on another page now
 - `bookbinder.page.contracts`: how the functions that readers copy are tested
 - `bookbinder.page.reference`: the page of every public name of a package, from its docstrings
 """

@@ -1,8 +1,10 @@
-"""The core of the book on the site: the page that lists its sections, and what leads along them.
+"""Paths through the book on the site: the list of the core's sections, and what leads along them
+and along the paths of whole chapters.
 
 In a page the line `% sections of the core` is replaced by all of them with their minutes, chapter
 by chapter, and {core}`hour` says how long a path takes. `_static/core-stops.js` has for
 `theme/static/core.js` where each section is, and what one has to know of those that are left out.
+A path of whole chapters is named by its title, as in {core-start}`Begin it <run-on-a-cluster>`.
 """
 
 import html
@@ -15,7 +17,7 @@ from docutils import nodes
 from sphinx.util.docutils import SphinxRole
 
 from bookbinder.read import core
-from bookbinder.read.book import PREDICTION_MINUTES, in_words
+from bookbinder.read.book import PREDICTION_MINUTES, in_words, slug
 
 _SECTIONS = "% sections of the core"
 STOPS = "core-stops.js"
@@ -46,8 +48,11 @@ class _Start(SphinxRole):
 
     def run(self):
         words, _, path = self.text.rstrip(">").rpartition("<")
-        first = core.path(self.env.app.bookbinder_book, path)[0]
-        place = f"{first.chapter}.html?path={path}"
+        paths = paths_of(self.env.app.bookbinder_book)
+        if path not in paths:
+            message = f"there is no path {path}; there are {', '.join(paths)}"
+            return [], [self.inliner.reporter.error(message, line=self.lineno)]
+        place = f"{paths[path]['stops'][0]['page']}.html?path={path}"
         return [nodes.reference("", words.strip(), refuri=place)], []
 
 
@@ -108,15 +113,34 @@ def _write(app, exception):
     if exception is not None or app.builder.format != "html":
         return
     book, file = app.bookbinder_book, Path(app.outdir) / "_static" / STOPS
-    paths = {
-        path: {"title": title, "stops": [_record(book, stop) for stop in core.path(book, path)]}
-        for path, title in core.TITLES.items()
-    }
-    if paths["evening"]["stops"]:
+    if paths := paths_of(book):
         data = json.dumps(paths, ensure_ascii=False)
         file.write_text(f"globalThis.coreStops = {data};\n", "utf-8")
     else:
         file.unlink(missing_ok=True)
+
+
+def paths_of(book):
+    """What core.js has to know of each path that has stops, by its name in addresses: of the core,
+    with its sections, and of those through whole chapters.
+    """
+    paths = {
+        path: {"title": title, "stops": [_record(book, stop) for stop in core.path(book, path)]}
+        for path, title in core.TITLES.items()
+    }
+    for title, names in book.paths.items():
+        stops = [
+            {
+                "page": name,
+                "chapter": book.titles.get(name, name),
+                "anchor": "",
+                "minutes": book.chapter(name).minutes,
+                "bridge": "",
+            }
+            for name in names
+        ]
+        paths[slug(title)] = {"title": title, "whole": True, "stops": stops}
+    return {path: content for path, content in paths.items() if content["stops"]}
 
 
 def _record(book, stop):

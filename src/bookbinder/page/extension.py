@@ -27,6 +27,7 @@ from bookbinder.page import (
     contracts,
     core,
     home,
+    moved,
     pages,
     questions,
     reference,
@@ -64,6 +65,7 @@ def setup(app):
     contracts.setup(app)
     core.setup(app)
     home.setup(app)
+    moved.setup(app)
     pages.setup(app)
     questions.setup(app)
     reference.setup(app)

@@ -87,12 +87,15 @@ def setup(app):
     app.add_config_value(SETTING, {}, "", types=[dict])
     app.connect("builder-inited", _no_other_index)
     app.connect("doctree-read", _note, priority=900)
-    app.connect("env-purge-doc", lambda app, env, name: _noted(env).pop(name, None))
-    app.connect("env-merge-info", lambda app, env, names, other: _noted(env).update(_noted(other)))
+    app.connect("env-purge-doc", lambda app, env, name: known_sections(env).pop(name, None))
+    app.connect(
+        "env-merge-info",
+        lambda app, env, names, other: known_sections(env).update(known_sections(other)),
+    )
     app.connect("env-updated", _write)
 
 
-def _noted(env):
+def known_sections(env):
     """The sections of each page that has been read, by the page's name."""
     if not hasattr(env, "bookbinder_sections"):
         env.bookbinder_sections = {}
@@ -113,7 +116,9 @@ def _note(app, doctree):
     may change.
     """
     here = app.env.docname
-    _noted(app.env)[here] = sections(doctree, lambda page: f"\0{docname_join(here, page)}\0")
+    known_sections(app.env)[here] = sections(
+        doctree, lambda page: f"\0{docname_join(here, page)}\0"
+    )
 
 
 def _title(env, page):
@@ -227,7 +232,7 @@ def _write(app, env):
     """
     if app.builder.format != "html":
         return
-    noted, parts = _noted(env), pages.parts(env)
+    noted, parts = known_sections(env), pages.parts(env)
     order = [name for name in (app.config.root_doc, *parts) if name in noted]
     aliases = app.config[SETTING]
     check(

@@ -393,7 +393,8 @@ def _config_for_folder(book, only):
         config["repository"]["path_to_book"] = FOLDER
     if only:
         sphinx = config.setdefault("sphinx", {}).setdefault("config", {})
-        sphinx.pop("search_aliases", None)  # sections of other chapters
+        for setting in ("search_aliases", "moved_sections"):  # sections of other chapters
+            sphinx.pop(setting, None)
         sphinx["suppress_warnings"] = [
             "myst.xref_missing",
             "ref",

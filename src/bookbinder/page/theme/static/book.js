@@ -65,6 +65,14 @@
     box?.append(button);
   }
 
+  // What has moved to another page: its old address leads on.
+  const leadOn = () => {
+    const place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    if (place?.matches(".moved")) location.replace(place.querySelector("a").href);
+  };
+  addEventListener("hashchange", leadOn);
+  leadOn();
+
   // Whoever is on a path through the core of the book is led along its sections, until they leave it.
   const path = new URLSearchParams(location.search).get("path") ?? keep.get("path");
   if (path) {

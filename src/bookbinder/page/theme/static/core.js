@@ -1,8 +1,8 @@
-// Along the core of the book: on each page the sections of the path that the reader is on, numbered; what it leaves out
-// is folded, and what one has to know of that is said. book.js loads this for those who are on a path. Returns the name
+// Along a path through the book. On one through its core each page has the sections of the path, numbered; what it leaves
+// out is folded, and what one has to know of that is said. Another leads through whole chapters. book.js loads this for those who are on a path. Returns the name
 // of a page that the path leads through.
 globalThis.followPath = ({ path, leave, last }) => {
-  const { title, stops } = globalThis.coreStops[path] ?? {};
+  const { title, stops, whole } = globalThis.coreStops[path] ?? {};
   if (!title) return leave();
   const element = (tag, className, markup = "") => Object.assign(document.createElement(tag), { className, innerHTML: markup });
   const address = (stop) => `${stop.page}.html?path=${path}${stop.anchor && `#${stop.anchor}`}`;
@@ -17,12 +17,13 @@ globalThis.followPath = ({ path, leave, last }) => {
   const bar = element("nav", "path-bar");
   bar.setAttribute("aria-label", title);
   const [first, end] = [here[0], here.at(-1)];
-  const of = here.length === 1 ? `section ${first.number}` : `sections ${first?.number} to ${end?.number}`;
+  const unit = whole ? "chapter" : "section", list = whole ? "using.html#using-paths" : "evening.html";
+  const of = here.length === 1 ? `${unit} ${first.number}` : `${unit}s ${first?.number} to ${end?.number}`;
   const back = mine.find((stop) => stop.page === last) ?? mine[0];
   bar.innerHTML = `<strong>${title}</strong> ` + (here.length ? `<span>${of} of ${mine.length}, ${minutes(here)} on this page</span>`
     : `<span>does not lead through this page</span> <a href="${address(back)}">Back to it</a>`);
-  bar.append(" ", element("a", "", "All its sections"), " ", element("button", "", "Leave it"));
-  bar.querySelector("a:last-of-type").href = "evening.html";
+  bar.append(" ", element("a", "", `All its ${unit}s`), " ", element("button", "", "Leave it"));
+  bar.querySelector("a:last-of-type").href = list;
   bar.querySelector("button").addEventListener("click", () => {
     leave();
     location.assign(location.pathname);
@@ -65,8 +66,8 @@ globalThis.followPath = ({ path, leave, last }) => {
     const opening = [...top.children].slice([...top.children].indexOf(bar) + 1).filter((child) => child.tagName !== "SECTION");
     if (opening.length) leaveOut(opening, ["the opening"]);
   }
-  leaveOutIn(top);
-  for (const stop of here) {
+  if (!whole) leaveOutIn(top);
+  for (const stop of whole ? [] : here) {
     const place = stop.anchor ? sectionOf(stop)?.querySelector(":scope > :is(h2, h3, h4)") : bar;
     if (!place) continue;
     const lines = [element("p", "path-place", `${title}: ${stop.number} of ${mine.length}`)];
@@ -74,7 +75,7 @@ globalThis.followPath = ({ path, leave, last }) => {
     place.after(...lines);
   }
   for (const link of document.querySelectorAll("#sections > ul > li > a")) {
-    if (!on.has(document.getElementById(decodeURIComponent(link.hash.slice(1)))?.closest("section"))) link.dataset.off = "";
+    if (!whole && !on.has(document.getElementById(decodeURIComponent(link.hash.slice(1)))?.closest("section"))) link.dataset.off = "";
   }
 
   // The page before and the page after are those of the path.
@@ -86,7 +87,7 @@ globalThis.followPath = ({ path, leave, last }) => {
     return Object.assign(to, { href: address(stop), rel: kind });
   };
   around.replaceChildren(...(before ? [link(mine.find((stop) => stop.page === before.page), "prev", "Previous")] : []),
-    after ? link(after, "next", "Next") : Object.assign(element("a", "next", `<small>The end of ${title}</small> What to read now`), { href: "evening.html#evening-after" }));
+    after ? link(after, "next", "Next") : Object.assign(element("a", "next", `<small>The end of ${title}</small> ${whole ? "Other paths" : "What to read now"}`), { href: whole ? list : "evening.html#evening-after" }));
 
   // Where the address leads, now that pieces are folded.
   const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
