@@ -34,6 +34,7 @@ from shardlab.report.moves import Move, summed
 from shardlab.report.names import own_names, renamed, wrapper_of
 from shardlab.report.program import Compiled, locate
 from shardlab.report.reports import Comparison, Report
+from shardlab.report.states import states
 from shardlab.report.storage import Array
 from shardlab.report.trials import Tried, with_trials
 
@@ -117,6 +118,7 @@ def explain(
     jaxpr = _traced(f, args, kwargs, mesh if names_pod else None)
     shardings = storage.shardings(compiled, args, kwargs)
     is_followed = jaxpr is not None and len(shardings) == len(jaxpr.invars)
+    made = states(jaxpr) if is_followed and len(results) == len(jaxpr.outvars) else None
     program = Compiled(
         text,
         meshes,
@@ -128,7 +130,7 @@ def explain(
         is_pmap=wrapper == "pmap",
         inheritance=inherited_axes(jaxpr, shardings) if is_followed else None,
         names={array.number: array.name for array in arrays},
-        data=findings.unreplaced(arrays, results),
+        data=findings.unreplaced(arrays, results, made),
         stored=sum(array.bytes for array in arrays),
     )
     report, located, judgement = _report(program, chip, _name(f))
@@ -170,7 +172,7 @@ def explain(
         found += chosen
     result_arrays = results
     results = [] if is_gradient else results
-    found += findings.of_donation(arrays, results, sizes["donated"], wrapper)
+    found += findings.of_donation(arrays, results, sizes["donated"], wrapper, made)
     found += calls.of_next_call(arrays, result_arrays, jaxpr, found)
     temporaries = tuple(storage.temporaries(located))
     if not judgement.is_in_specs:

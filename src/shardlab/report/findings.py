@@ -31,6 +31,7 @@ from shardlab.report.remedies import (
     Trial,
     with_axis,
 )
+from shardlab.report.states import States
 
 __all__ = [
     "Finding", "by_harm", "bytes_of", "constant_sizes", "elements_of_each", "gathered_dimensions",
@@ -220,15 +221,23 @@ def _layout(array):
     return array.type, array.shard, re.sub(r"(?:(?:, |(?<=\())None)+\)$", ")", array.spec)
 
 
-def unreplaced(arguments: Sequence[Any], results: Sequence[Any]) -> frozenset[str]:
+def unreplaced(
+    arguments: Sequence[Any], results: Sequence[Any], made: States | None = None
+) -> frozenset[str]:
     """The names of the arguments that no result can replace, as it replaces parameters.
 
     Args:
       arguments, results: as `shardlab.report.explain.Array`s.
+      made: what the results are made from; None if unknown: then their types decide.
     """
-    known = {array.type for array in results}
     return frozenset(
-        array.name for array in arguments if not array.donated and array.type not in known
+        array.name
+        for array in arguments
+        if not array.donated
+        and not any(
+            array.type == result.type and (made is None or made.replaces(number, array.number))
+            for number, result in enumerate(results)
+        )
     )
 
 
@@ -546,7 +555,11 @@ def _path(name):
 
 
 def of_donation(
-    arguments: Sequence[Any], results: Sequence[Any], shared: int, wrapper: str = ""
+    arguments: Sequence[Any],
+    results: Sequence[Any],
+    shared: int,
+    wrapper: str = "",
+    made: States | None = None,
 ) -> Iterator[Finding]:
     """Donations that cannot be used, and results that could take an argument's memory.
 
@@ -554,6 +567,7 @@ def of_donation(
       arguments, results: as `shardlab.report.explain.Array`s.
       shared: bytes of the arguments whose memory results take.
       wrapper: "equinox", "nnx" or "pmap", if one of them compiles the program instead of `jax.jit`.
+      made: what the results are made from; None if unknown: then their types decide.
     """
     donated = sum(array.bytes for array in arguments if array.donated)
     if donated - shared > _LEAST * donated:
@@ -564,17 +578,9 @@ def of_donation(
                 "of it: a result takes the memory of an argument with the same type and sharding"
             ),
         )
-    results_by_layout, alike = Counter(map(_layout, results)), Counter(map(_layout, arguments))
-    results_by_layout -= Counter(_layout(array) for array in arguments if array.donated)
     could, total = Counter(), sum(array.bytes for array in arguments)
-    for array in arguments:
-        if array.donated:
-            continue
-        if results_by_layout[_layout(array)] > 0 and (
-            len(results) > 1 or alike[_layout(array)] == 1
-        ):
-            results_by_layout[_layout(array)] -= 1
-            could[_whole(array.name)] += array.bytes
+    for array in _replaced(arguments, results, made):
+        could[_whole(array.name)] += array.bytes
     if could.total() > max(_LEAST * total, 1024):
         roots = [
             root or "them"
@@ -618,6 +624,24 @@ def of_donation(
                 )
             ),
         )
+
+
+def _replaced(arguments, results, made):
+    """The arguments that are not donated, and that results could replace: each result one."""
+    alike, left = Counter(map(_layout, arguments)), dict(enumerate(results))
+    for array in sorted(arguments, key=lambda array: not array.donated):
+        fitting = [n for n, result in left.items() if _layout(result) == _layout(array)]
+        new = [n for n in fitting if made is not None and made.replaces(n, array.number)]
+        if made is not None and not array.donated:
+            fitting = new
+        elif made is None and not array.donated and len(results) == 1 < alike[_layout(array)]:
+            continue  # which of them?
+        if fitting:
+            path = _path(array.name)
+            best = max(fitting, key=lambda n: (n in new, _path(results[n].name) == path))
+            del left[best]
+            if not array.donated:
+                yield array
 
 
 def _whole(name):
