@@ -64,6 +64,7 @@ marked (inside) are used by the others alone, and have no section in the referen
 - `shardlab.pictures.draw`: draw arrays, meshes, products, `shard_map`, memory, time and links, and
   show films
 - `shardlab.report.causes`: say what causes a collective, or that it is not known (inside)
+- `shardlab.report.states`: tell which arguments are a state that results replace (inside)
 - `shardlab.report.findings`: judge a compiled program: what to change, and what is wrong although
   it runs (inside)
 - `shardlab.report.names`: names of arguments and results, as the user of a program knows them

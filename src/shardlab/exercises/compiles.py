@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 
 from shardlab._arguments import short
 
-__all__ = ["assert_compiles_once"]
+__all__ = ["assert_compiles_once", "what_differs"]
 
 _COUNTS = []  # of the calls in progress, each a list of one number
 _LISTENS = []  # whether JAX tells us of compilations, as it does from the first use on
@@ -68,17 +68,45 @@ def assert_compiles_once(f: Callable, *calls: tuple | Mapping[str, Any]) -> int:
     jitted = f if hasattr(f, "lower") else jax.jit(f)
     name, seen, total = getattr(f, "__name__", repr(f)), [], 0
     for number, call in enumerate(calls, 1):
-        leaves = _leaves(f, call, number)
+        leaves = _leaves(f, _parts(call), number)
         compiled = _compilations(jitted, call)
         total += compiled
         if compiled and number > 1:
+            each = (_differences(one, leaves) for one in seen)
             earlier, found = min(
-                ((n, _differences(one, leaves)) for n, one in enumerate(seen, 1)),
+                ((n, found or values) for n, (found, values) in enumerate(each, 1)),
                 key=lambda pair: len(pair[1]),
             )
             raise AssertionError(_message(name, number, len(calls), earlier, found))
         seen.append(leaves)
     return total
+
+
+def what_differs(f: Callable, call: Any, later: Any) -> tuple[list[str], list[str]]:
+    """What differs between two calls of which neither runs: for this `f` compiles again.
+
+    >>> x = jax.ShapeDtypeStruct((8,), "float32")
+    >>> what_differs(jnp.tanh, ((x,), {}), ((jnp.ones(6),), {}))[0]
+    ['x: shape (8,), now (6,): pad it to one of a few shapes']
+
+    Args:
+      f: the function.
+      call, later: the arguments of each call, and those given by name. They may be
+        `jax.ShapeDtypeStruct`s: one with a sharding is committed to its devices.
+
+    Returns:
+      The differences for which it compiles in any case, each with what to do; and those of numbers
+      and of what is no array, which only matter where they are static.
+
+    Raises:
+      ValueError: an argument is deleted, as donated arrays are.
+    """
+    return _differences(_leaves(f, call, 1), _leaves(f, later, 2))
+
+
+def _parts(call):
+    """The arguments of a call, and those by name."""
+    return ((), dict(call)) if isinstance(call, Mapping) else (call, {})
 
 
 def _compilations(jitted, call):
@@ -88,7 +116,8 @@ def _compilations(jitted, call):
         jax.monitoring.register_event_duration_secs_listener(_heard)
     _COUNTS.append([0])
     try:
-        results = jitted(**call) if isinstance(call, Mapping) else jitted(*call)
+        args, kwargs = _parts(call)
+        results = jitted(*args, **kwargs)
         jax.block_until_ready(results)
     finally:
         count = _COUNTS.pop()[0]
@@ -116,7 +145,8 @@ class _Leaf:
 
 def _leaves(f, call, number):
     """The arrays and numbers of a call by name, such as "batch['x']"."""
-    named = dict(call) if isinstance(call, Mapping) else _named(f, call)
+    args, kwargs = call
+    named = _named(f, args, kwargs) if args else dict(kwargs)
     leaves = {}
     for name, value in named.items():
         for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]:
@@ -131,11 +161,11 @@ def _leaves(f, call, number):
     return leaves
 
 
-def _named(f, call):
+def _named(f, args, kwargs):
     try:
-        return dict(inspect.signature(f).bind(*call).arguments)
+        return dict(inspect.signature(f).bind(*args, **kwargs).arguments)
     except (TypeError, ValueError):  # no signature, or another number of arguments
-        return {f"argument {number}": value for number, value in enumerate(call)}
+        return {f"argument {number}": value for number, value in enumerate(args)} | kwargs
 
 
 def _leaf(value):
@@ -143,22 +173,24 @@ def _leaf(value):
         like = jax.eval_shape(lambda one: one, value)
     except TypeError:
         return _Leaf(value, None, "", False, None, None, "")
-    is_array = isinstance(value, jax.Array)
-    form = getattr(value, "format", None) if is_array else None
+    is_array = isinstance(value, jax.Array | jax.ShapeDtypeStruct)
+    form = getattr(value, "format", None) if isinstance(value, jax.Array) else None
     order = getattr(getattr(form, "layout", None), "major_to_minor", "")
     return _Leaf(
         value if like.shape == () and not is_array else None,
         like.shape,
         str(like.dtype),
         bool(getattr(like, "weak_type", False)),
-        value.committed if is_array else None,
+        getattr(value, "committed", value.sharding is not None) if is_array else None,
         value.sharding if is_array else None,
         str(order),
     )
 
 
 def _differences(before, after):
-    """What differs between two calls, with what to do; static values only if nothing else does."""
+    """What differs between two calls, with what to do; and the values of numbers and of what is no
+    array that differ.
+    """
     found, values = [], []
     for place in [*before, *(place for place in after if place not in before)]:
         one, other = before.get(place), after.get(place)
@@ -175,7 +207,7 @@ def _differences(before, after):
                 f"{place}: {short(one.value)}, now {short(other.value)}: if it is static, each "
                 "value has a program of its own; give a number that changes as an array"
             )
-    return found or values
+    return found, values
 
 
 def _equal(one, other):
@@ -204,7 +236,12 @@ def _of_leaves(one, other):
             f"sharding {_written(one.sharding)}, now {_written(other.sharding)}: place it by "
             "jax.device_put, or return it so by out_shardings"
         )
-    elif one.layout != other.layout and one.shape == other.shape and one.committed:
+    elif (
+        "" not in (one.layout, other.layout)  # as that of a jax.ShapeDtypeStruct is
+        and one.layout != other.layout
+        and one.shape == other.shape
+        and one.committed
+    ):
         yield f"layout {one.layout}, now {other.layout}: keep one order of its dimensions"
 
 

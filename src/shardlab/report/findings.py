@@ -21,7 +21,14 @@ from shardlab.programs.inherited import text_of
 from shardlab.programs.origins import Origin, Origins, where
 from shardlab.programs.uses import is_constant
 from shardlab.programs.varying import Mismatch
-from shardlab.report.causes import ASKED_FOR, AT_INDICES, FROM_ONE_TO_OTHER, SAME, is_agreed
+from shardlab.report.causes import (
+    ASKED_FOR,
+    AT_INDICES,
+    FROM_ONE_TO_OTHER,
+    SAME,
+    is_agreed,
+    is_manual,
+)
 from shardlab.report.names import pattern, stacked
 from shardlab.report.remedies import (
     Donation,
@@ -29,17 +36,43 @@ from shardlab.report.remedies import (
     OtherSpecs,
     Remedy,
     Trial,
+    entries_of,
     with_axis,
 )
 from shardlab.report.states import States
 
 __all__ = [
-    "Finding", "by_harm", "bytes_of", "constant_sizes", "elements_of_each", "gathered_dimensions",
-    "is_at", "is_of_data", "kept_for_backward", "of_arrays", "of_avoidable", "of_batch",
-    "of_constants", "of_donation", "of_exchanged",
-    "of_indices", "of_loops", "of_many", "of_partitioner", "of_repeated_operations",
-    "of_repeated_products", "of_replacement", "of_stacks", "of_sums", "of_temporaries",
-    "of_unplaced", "of_unsummed", "of_varying", "of_widening", "repeated_products", "unreplaced",
+    "Finding",
+    "axes_of_batch",
+    "by_harm",
+    "bytes_of",
+    "constant_sizes",
+    "elements_of_each",
+    "gathered_dimensions",
+    "is_at",
+    "kept_for_backward",
+    "of_arrays",
+    "of_avoidable",
+    "of_batch",
+    "of_constants",
+    "of_donation",
+    "of_exchanged",
+    "of_indices",
+    "of_loops",
+    "of_many",
+    "of_partitioner",
+    "of_repeated_operations",
+    "of_repeated_products",
+    "of_replacement",
+    "of_stacks",
+    "of_sums",
+    "of_temporaries",
+    "of_unplaced",
+    "of_unsummed",
+    "of_varying",
+    "of_widening",
+    "repeated_products",
+    "unreplaced",
 ]  # fmt: skip
 
 _LEAST = 1 / 20  # of the memory of all arguments: smaller arrays are not worth a finding
@@ -102,7 +135,8 @@ _HARM = (
     "sum larger than its operand", "loop that devices share", "indices gathered",
     "avoidable communication",
     "many small collectives", "result on one device",
-    "gathered before a loop", "stored in other shards", "other sharding", "not placed",
+    "gathered before a loop", "stored in other shards",
+    "compiles again", "other sharding", "not placed",
     "largest temporaries",
     ("replicated", "replicated result"), "closed-over constant",
     "not donated", "donation not used", "bf16 widened",
@@ -160,6 +194,7 @@ def of_arrays(
     forward: Collection[str] = (),
     gathered: Mapping[tuple, int] = types.MappingProxyType({}),
     is_differentiated: bool = False,
+    made: States | None = None,
 ) -> Iterator[Finding]:
     """Replicated arguments and results that could be sharded, or results on one device.
 
@@ -173,6 +208,7 @@ def of_arrays(
         has been in shards there.
       is_differentiated: whether the program has a backward pass: then data are whole on purpose
         along the axes of weights that do not divide a batch, as with tensor parallelism.
+      made: what the results are made from; None if unknown: then their types decide.
     """
     if devices == 1 < math.prod(mesh.values()):
         for array in results:
@@ -188,11 +224,11 @@ def of_arrays(
                 )
         return
     total = sum(array.bytes for array in arguments)
-    data_names, used = unreplaced(arguments, results), set()
+    data_names, used = unreplaced(arguments, results, made), set()
     for array in arguments:
         if array.name not in data_names:
             used |= set(mesh) - {*array.replicated}
-    on_purpose = {axis for axis in used if is_differentiated and not is_of_data(axis)}
+    on_purpose = used - axes_of_batch(arguments, data_names) if is_differentiated else set()
     advised = [  # not data in shards that are replicated along the axes of weights
         array
         for array in arguments
@@ -241,9 +277,15 @@ def unreplaced(
     )
 
 
-def is_of_data(axis: str) -> bool:
-    """Whether an axis has a name of those that divide the batch, or weights as in FSDP."""
-    return re.search(r"fsdp|zero|shard|dp|data|batch|replica", axis) is not None
+def axes_of_batch(arguments: Sequence[Any], data: Collection[str]) -> frozenset[str]:
+    """The axes that divide the batch: those of the first dimension of data that is in shards.
+
+    Args:
+      arguments: as `shardlab.report.explain.Array`s.
+      data: the names of those that no result replaces, as `unreplaced` returns them.
+    """
+    specs = (entries_of(one.spec, 0) for one in arguments if one.name in data and one.spec)
+    return frozenset(axis for spec in specs for axis in next(filter(None, spec), ()))
 
 
 def _roots(arrays):
@@ -428,7 +470,7 @@ def of_batch(
     repeats: float,
     trained: Collection[str],
     tensor: Collection[str] = (),
-    is_differentiated: bool = True,
+    multiplied: Collection[str] = (),
 ) -> Iterator[Finding]:
     """Data that are in shards, but not along an axis along which parameters are.
 
@@ -442,8 +484,8 @@ def of_batch(
       trained: the names of the arguments with respect to which it is differentiated, or else of
         those that the forward pass uses.
       tensor: axes of tensor parallelism, along which data are replicated on purpose.
-      is_differentiated: whether the program has a backward pass: in another one, what is whole may
-        be a weight.
+      multiplied: axes along which weights are in shards in a product. In a program without a
+        backward pass none, since what is whole may be a weight.
     """
     roots = _roots(arguments)
     known, named_axes = Counter(map(_layout, results)), set()
@@ -452,14 +494,15 @@ def of_batch(
         for array in sorted(arguments, key=lambda array: -array.bytes)
         if array.spec and not array.donated and not known[_layout(array)] and array.bytes >= 1024
     ]
+    batch = axes_of_batch(arguments, [array.name for array in data])
     for array in data:
         is_whole = array.spec == "P()"
         for axis in sorted({*_divided(array, mesh)} - named_axes):
-            if axis in tensor and not is_of_data(axis):
+            if axis in tensor and axis not in batch:
                 continue
-            # a table beside the batch, or what tensor parallelism and pipelines replicate
-            is_batch = is_differentiated and is_of_data(axis)
-            if is_whole and not (is_batch and all(axis in one.replicated for one in data)):
+            # a table beside the batch, or what pipelines replicate
+            is_batch = axis in multiplied and all(axis in one.replicated for one in data)
+            if is_whole and not is_batch:
                 continue
             ways = mesh[axis]
             stored = [one for one in arguments if one is not array and axis not in one.replicated]
@@ -470,7 +513,10 @@ def of_batch(
             # in both passes, and their gradients in an all-reduce
             gathered = 4 * sum(one.whole - one.bytes for one in stored)
             sent = bytes_of(
-                move for move in moves if move.axes and axis in move.axes and not move.array
+                move
+                for move in moves
+                if move.axes and axis in move.axes and not move.array
+                if not is_manual(move.cause)  # as between the stages of a pipeline
             )
             is_repeated = repeats > 0.9 * ways and not sent
             is_repeated |= is_whole and repeats > 1.5 and sent <= gathered
@@ -850,7 +896,7 @@ def repeated_products(
     """
     if not whole or not each:
         return {}
-    whole, each = _matched(whole, each)
+    whole, each = _matched(whole, each, devices)
     return {
         place: (devices * each[place], flops)
         for place, flops in whole.items()
@@ -896,15 +942,17 @@ def of_repeated_products(
         )
 
 
-def _matched(whole, each):
+def _matched(whole, each, devices):
     """FLOPs by place, where what only one of the two programs names is one place, that of most
-    FLOPs.
+    FLOPs. What the compiled program gives no place may also be what other places lack.
     """
     only = {place: flops for place, flops in whole.items() if place not in each}
     unplaced = sum(flops for place, flops in each.items() if place not in whole)
     if not only or not unplaced:
         return whole, each
     most = max(only, key=only.get)
+    lacking = (flops / devices - each[place] for place, flops in whole.items() if place in each)
+    unplaced = max(unplaced - sum(size for size in lacking if size > 0), 0)
     whole = {place: flops for place, flops in whole.items() if place in each}
     whole |= {most: sum(only.values())}
     each = {place: flops for place, flops in each.items() if place in whole}

@@ -101,7 +101,9 @@ def _results(equation, values, is_differentiated):
         first = params["cond_nconsts"]
         fixed = first + params["body_nconsts"]
         body = getattr(params["body_jaxpr"], "jaxpr", params["body_jaxpr"])
-        return _until_stable(lambda carry: run(body, [*values[first:fixed], *carry]), values[fixed:])
+        return _until_stable(
+            lambda carry: run(body, [*values[first:fixed], *carry]), values[fixed:]
+        )
     if name == "cond":
         branches = [run(one, values[1:]) for one in inner]
         return [_any(results) for results in zip(*branches, strict=True)]

@@ -205,9 +205,7 @@ def test_arguments_are_those_of_the_program_with_their_names_and_specs():
         ("v", 'P("data")'),
     ]
     assert sum(array.bytes for array in report.arrays) == report.memory["arguments"]
-    several = explain(
-        lambda *args: (2 * args[0], args[1]), BATCH, {"w": struct((D, D), "data")}
-    )
+    several = explain(lambda *args: (2 * args[0], args[1]), BATCH, {"w": struct((D, D), "data")})
     assert {array.name for array in several.arrays} == {"args[0]", "args[1]['w']"}
     assert "jax.jit(..., donate_argnums=(0, 1))" in says(several, "not donated")[0]
 

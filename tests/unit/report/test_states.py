@@ -91,3 +91,24 @@ def test_data_with_the_type_of_a_weight_are_data(kind):
     with jax.set_mesh(mesh):
         report = explain(jax.jit(step, donate_argnums=0), w, x)
     assert "not donated" not in [one.title for one in report.findings], report
+
+
+def test_products_that_the_compiler_gives_no_line_are_not_repeated():
+    """One head on each device: products of a single one lose their names."""
+    mesh = grid((8,), ("t",))
+
+    def step(w, x):
+        def loss(w):
+            q, k, v = (jnp.einsum("bsd,dhk->bshk", x, w["qkv"][i]) for i in range(3))
+            p = jax.nn.softmax(jnp.einsum("bshk,bthk->bhst", q, k))
+            mixed = jnp.einsum("bhst,bthk,hkd->bsd", p, v, w["o"])
+            return jnp.mean((mixed - x) ** 2)
+
+        return jax.tree.map(lambda w, g: w - g, w, jax.grad(loss)(w))
+
+    w = {
+        "qkv": struct(mesh, (3, 128, 8, 16), None, None, "t"),
+        "o": struct(mesh, (8, 16, 128), "t"),
+    }
+    report = explain(jax.jit(step, donate_argnums=0), w, struct(mesh, (8, 32, 128)))
+    assert report.findings == (), report
