@@ -58,6 +58,7 @@ marked (inside) are used by the others alone, and have no section in the referen
   communication
 - `shardlab.exercises.testing`: assert what a program communicates, how arrays are stored, and that
   one device agrees
+- `shardlab.exercises.differences`: what differs between two calls of a jitted function (inside)
 - `shardlab.exercises.compiles`: assert that a jitted function compiles once, and say which argument
   makes it compile again
 - `shardlab.exercises.pytest_plugin`: give tests emulated devices

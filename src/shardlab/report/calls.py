@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shardlab.arrays.layout import bytes_text
-from shardlab.exercises.compiles import what_differs
+from shardlab.exercises.differences import what_differs
 from shardlab.programs.inherited import LAYOUT
 from shardlab.programs.kernels import inner_jaxprs
 from shardlab.report.findings import Finding
