@@ -494,7 +494,7 @@ def of_batch(
         for array in sorted(arguments, key=lambda array: -array.bytes)
         if array.spec and not array.donated and not known[_layout(array)] and array.bytes >= 1024
     ]
-    batch = axes_of_batch(arguments, [array.name for array in data])
+    batch = axes_of_batch(arguments, [array.name for array in data] if multiplied else ())
     for array in data:
         is_whole = array.spec == "P()"
         for axis in sorted({*_divided(array, mesh)} - named_axes):

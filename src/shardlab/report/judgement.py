@@ -53,8 +53,9 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         mesh = {
             str(axis): int(size) for one in located.meshes[:1] for axis, size in one.shape.items()
         }
-        batch = _axes_of_batch(compiled)
-        lost = specs.lost_axes(compiled.inheritance, moves, again, batch)
+        firsts = _axes_of_batch(compiled)
+        batch = firsts if origins.is_differentiated else set()
+        lost = specs.lost_axes(compiled.inheritance, moves, again, firsts)
         found += specs.of_lost_axes(compiled.inheritance, lost, again, mesh)
         found += specs.of_held(
             compiled.inheritance, compiled.names, compiled.data, mesh, compiled.stored
