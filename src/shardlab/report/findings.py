@@ -264,16 +264,16 @@ def unreplaced(
 
     Args:
       arguments, results: as `shardlab.report.explain.Array`s.
-      made: what the results are made from; None if unknown: then their types decide.
+      made: what the results are made from; None if unknown: then their types decide, as they do
+        for results that are new values of no argument.
     """
+    replaced = set()
+    for number, result in enumerate(results):
+        alike = {one.number for one in arguments if one.type == result.type}
+        new = {n for n in alike if made is not None and made.replaces(number, n)}
+        replaced |= new or alike  # a gradient is a new value of none
     return frozenset(
-        array.name
-        for array in arguments
-        if not array.donated
-        and not any(
-            array.type == result.type and (made is None or made.replaces(number, array.number))
-            for number, result in enumerate(results)
-        )
+        array.name for array in arguments if not array.donated and array.number not in replaced
     )
 
 
