@@ -112,3 +112,26 @@ def test_products_that_the_compiler_gives_no_line_are_not_repeated():
     }
     report = explain(jax.jit(step, donate_argnums=0), w, struct(mesh, (8, 32, 128)))
     assert report.findings == (), report
+
+
+@pytest.mark.parametrize("axis", ["x", "i", "fsdp", "replica", "data"])
+def test_the_name_of_an_axis_decides_nothing(axis):
+    """Weights as FSDP stores them lack their batch; those of tensor parallelism do not."""
+    mesh = grid((8,), (axis,))
+
+    def step(w, x):
+        def loss(w):
+            h = jnp.tanh(x @ w["up"]) @ w["down"]
+            return jnp.mean((jnp.tanh(h @ w["up"]) @ w["down"] - x) ** 2)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, w, jax.grad(loss)(w))
+
+    def titles(up, down):
+        layer = {"up": struct(mesh, (128, 512), *up), "down": struct(mesh, (512, 128), *down)}
+        shardings = jax.tree.map(lambda one: one.sharding, layer)
+        data = struct(mesh, (8192, 128))
+        step_in_place = jax.jit(step, donate_argnums=0, out_shardings=shardings)
+        return [one.title for one in explain(step_in_place, layer, data).findings]
+
+    assert titles((axis,), (None, axis))[:1] == ["data without an axis"]
+    assert titles((None, axis), (axis,)) == []
