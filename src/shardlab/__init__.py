@@ -58,12 +58,14 @@ marked (inside) are used by the others alone, and have no section in the referen
   communication
 - `shardlab.exercises.testing`: assert what a program communicates, how arrays are stored, and that
   one device agrees
+- `shardlab.exercises.differences`: what differs between two calls of a jitted function (inside)
 - `shardlab.exercises.compiles`: assert that a jitted function compiles once, and say which argument
   makes it compile again
 - `shardlab.exercises.pytest_plugin`: give tests emulated devices
 - `shardlab.pictures.draw`: draw arrays, meshes, products, `shard_map`, memory, time and links, and
   show films
 - `shardlab.report.causes`: say what causes a collective, or that it is not known (inside)
+- `shardlab.report.states`: tell which arguments are a state that results replace (inside)
 - `shardlab.report.findings`: judge a compiled program: what to change, and what is wrong although
   it runs (inside)
 - `shardlab.report.names`: names of arguments and results, as the user of a program knows them

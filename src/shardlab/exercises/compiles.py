@@ -4,16 +4,12 @@ compile again.
     assert_compiles_once(step, (state, batch), (state, next_batch))
 """
 
-import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import NamedSharding
 
-from shardlab._arguments import short
+from shardlab.exercises.differences import differences, leaves_of
 
 __all__ = ["assert_compiles_once"]
 
@@ -68,17 +64,23 @@ def assert_compiles_once(f: Callable, *calls: tuple | Mapping[str, Any]) -> int:
     jitted = f if hasattr(f, "lower") else jax.jit(f)
     name, seen, total = getattr(f, "__name__", repr(f)), [], 0
     for number, call in enumerate(calls, 1):
-        leaves = _leaves(f, call, number)
+        leaves = leaves_of(f, _parts(call), number)
         compiled = _compilations(jitted, call)
         total += compiled
         if compiled and number > 1:
+            each = (differences(one, leaves) for one in seen)
             earlier, found = min(
-                ((n, _differences(one, leaves)) for n, one in enumerate(seen, 1)),
+                ((n, found or values) for n, (found, values) in enumerate(each, 1)),
                 key=lambda pair: len(pair[1]),
             )
             raise AssertionError(_message(name, number, len(calls), earlier, found))
         seen.append(leaves)
     return total
+
+
+def _parts(call):
+    """The arguments of a call, and those by name."""
+    return ((), dict(call)) if isinstance(call, Mapping) else (call, {})
 
 
 def _compilations(jitted, call):
@@ -88,7 +90,8 @@ def _compilations(jitted, call):
         jax.monitoring.register_event_duration_secs_listener(_heard)
     _COUNTS.append([0])
     try:
-        results = jitted(**call) if isinstance(call, Mapping) else jitted(*call)
+        args, kwargs = _parts(call)
+        results = jitted(*args, **kwargs)
         jax.block_until_ready(results)
     finally:
         count = _COUNTS.pop()[0]
@@ -99,130 +102,6 @@ def _heard(event, seconds, **_):
     if "backend_compile" in event:
         for count in _COUNTS:
             count[0] += 1
-
-
-@dataclass(frozen=True)
-class _Leaf:
-    """What `jit` looks at in an array or a number."""
-
-    value: Any
-    shape: tuple | None  # None: no array, such as a static argument
-    dtype: str
-    weak: bool
-    committed: bool | None  # None: not of JAX
-    sharding: Any
-    layout: str
-
-
-def _leaves(f, call, number):
-    """The arrays and numbers of a call by name, such as "batch['x']"."""
-    named = dict(call) if isinstance(call, Mapping) else _named(f, call)
-    leaves = {}
-    for name, value in named.items():
-        for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]:
-            place = f"{name}{jax.tree_util.keystr(path)}"
-            if isinstance(leaf, jax.Array) and leaf.is_deleted():
-                raise ValueError(
-                    f"call {number}: {place} is deleted, perhaps because an earlier call donated "
-                    "it; give each call an array of its own"
-                )
-            leaves[place] = _leaf(leaf)
-        leaves[f"the tree of {name}"] = str(jax.tree.structure(value))
-    return leaves
-
-
-def _named(f, call):
-    try:
-        return dict(inspect.signature(f).bind(*call).arguments)
-    except (TypeError, ValueError):  # no signature, or another number of arguments
-        return {f"argument {number}": value for number, value in enumerate(call)}
-
-
-def _leaf(value):
-    try:
-        like = jax.eval_shape(lambda one: one, value)
-    except TypeError:
-        return _Leaf(value, None, "", False, None, None, "")
-    is_array = isinstance(value, jax.Array)
-    form = getattr(value, "format", None) if is_array else None
-    order = getattr(getattr(form, "layout", None), "major_to_minor", "")
-    return _Leaf(
-        value if like.shape == () and not is_array else None,
-        like.shape,
-        str(like.dtype),
-        bool(getattr(like, "weak_type", False)),
-        value.committed if is_array else None,
-        value.sharding if is_array else None,
-        str(order),
-    )
-
-
-def _differences(before, after):
-    """What differs between two calls, with what to do; static values only if nothing else does."""
-    found, values = [], []
-    for place in [*before, *(place for place in after if place not in before)]:
-        one, other = before.get(place), after.get(place)
-        if isinstance(one, str) or isinstance(other, str):  # a tree
-            if one != other and one and other:
-                found.append(f"{place}: {short(one)}, now {short(other)}: give it the same tree")
-            continue
-        if one is None or other is None:
-            found.append(f"{place} is in {'this' if one is None else 'that'} call alone")
-            continue
-        found += [f"{place}: {how}" for how in _of_leaves(one, other)]
-        if type(one.value) is not type(other.value) or not _equal(one.value, other.value):
-            values.append(
-                f"{place}: {short(one.value)}, now {short(other.value)}: if it is static, each "
-                "value has a program of its own; give a number that changes as an array"
-            )
-    return found or values
-
-
-def _equal(one, other):
-    try:
-        return bool(np.all(one == other))
-    except Exception:  # a value of any class
-        return one is other
-
-
-def _of_leaves(one, other):
-    if one.shape != other.shape and None not in (one.shape, other.shape):
-        yield f"shape {one.shape}, now {other.shape}: pad it to one of a few shapes"
-    if one.dtype != other.dtype:
-        yield f"dtype {one.dtype}, now {other.dtype}: convert it before the call"
-    elif one.weak != other.weak:
-        kinds = ["of its own dtype", "weakly typed, as a Python number is"]
-        yield f"{kinds[one.weak]}, now {kinds[other.weak]}: give it a dtype, as jnp.float32(x) does"
-    if bool(one.committed) != bool(other.committed):
-        kinds = ["on no device that it must stay on", "committed to its devices"]
-        yield (
-            f"{kinds[bool(one.committed)]}, now {kinds[bool(other.committed)]}: place it by "
-            "jax.device_put in every call"
-        )
-    elif one.committed and not _same_sharding(one, other):
-        yield (
-            f"sharding {_written(one.sharding)}, now {_written(other.sharding)}: place it by "
-            "jax.device_put, or return it so by out_shardings"
-        )
-    elif one.layout != other.layout and one.shape == other.shape and one.committed:
-        yield f"layout {one.layout}, now {other.layout}: keep one order of its dimensions"
-
-
-def _same_sharding(one, other):
-    """Whether shardings are one to a compiler: P("d") and P("d", None) are."""
-    if one.shape != other.shape:
-        return _written(one.sharding) == _written(other.sharding)
-    meshes = [getattr(leaf.sharding, "mesh", None) for leaf in (one, other)]
-    types = [getattr(mesh, "axis_types", None) for mesh in meshes]
-    return types[0] == types[1] and one.sharding.is_equivalent_to(other.sharding, len(one.shape))
-
-
-def _written(sharding):
-    if not isinstance(sharding, NamedSharding):
-        return f"on {', '.join(sorted(map(str, sharding.device_set)))}"
-    axes = ", ".join(f"{name}: {size}" for name, size in sharding.mesh.shape.items())
-    kinds = ", ".join(str(getattr(kind, "name", kind)) for kind in sharding.mesh.axis_types)
-    return f"P{tuple(sharding.spec)} on a mesh of {axes} ({kinds})"
 
 
 def _message(name, number, count, earlier, found):

@@ -9,6 +9,7 @@ too: the matrix products in which no operand has the axis, every device along it
 
 import itertools
 import math
+import operator
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -297,6 +298,7 @@ class Inheritance:
       tensor: the axes along which an argument is in shards in a dimension that a product with a
         computed array keeps, or contracts where that array has the axis too, as in tensor
         parallelism.
+      multiplied: the axes along which an argument is in shards in a product with a computed array.
       gathered: (argument, axis) where the argument meets in a product what has this axis in
         another dimension than the contracting one: as FSDP's weights meet the batch.
       sums: the `Sum`s, by (argument, axis).
@@ -325,6 +327,7 @@ class Inheritance:
     merged: dict[tuple[Site, str, str, str], None] = field(default_factory=dict)
     contested: dict[str, tuple[Site, str, int, str]] = field(default_factory=dict)
     tensor: set[str] = field(default_factory=set)
+    multiplied: set[str] = field(default_factory=set)
     gathered: set[tuple[int, str]] = field(default_factory=set)
     sums: dict[tuple[int, str], Sum] = field(default_factory=dict)
     clashes: dict[tuple[int, str], Clash] = field(default_factory=dict)
@@ -336,6 +339,18 @@ class Inheritance:
     products: dict[tuple[str, int], tuple[set, set]] = field(default_factory=dict)
     held: dict[Held, None] = field(default_factory=dict)
     picked: dict[Loss, Pick] = field(default_factory=dict)
+
+    @property
+    def of_tensors(self) -> set[str]:
+        """The axes of tensor parallelism: without those along which the sums of partial products
+        are larger than what is multiplied, and none is smaller. There weights are in shards as
+        FSDP stores them, and no data meet them in shards.
+        """
+        larger, smaller = (
+            {axis for (_, axis), one in self.sums.items() if is_so(one.operand, one.result)}
+            for is_so in (operator.lt, operator.gt)
+        )
+        return self.tensor - (larger - smaller)
 
 
 @dataclass(frozen=True)
@@ -757,6 +772,7 @@ class _Follower:
         ):
             if one.argument is not None or other.argument is None:
                 continue
+            self.shown.multiplied |= other.named
             kept = {a for n, axes in enumerate(other.axes) if n not in others for a in axes}
             self.shown.tensor |= kept - one.named
             for d, e in zip(dims, others, strict=True):

@@ -9,11 +9,20 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from shardlab.arrays.layout import bytes_text
+from shardlab.exercises.differences import what_differs
 from shardlab.programs.inherited import LAYOUT
 from shardlab.programs.kernels import inner_jaxprs
 from shardlab.report.findings import Finding
 
-__all__ = ["of_next_call", "of_returned_on_a_mesh", "of_unplaced_data", "of_unused_donations"]
+__all__ = [
+    "of_later_call",
+    "of_next_call",
+    "of_returned_on_a_mesh",
+    "of_unplaced_data",
+    "of_unused_donations",
+]
+
+_SHOWN = 4  # differences that a finding lists
 
 
 def of_next_call(
@@ -30,6 +39,27 @@ def of_next_call(
         yield from of_unused_donations(arguments, results)
     if jaxpr is not None:
         yield from of_returned_on_a_mesh(arguments, results, jaxpr)
+
+
+def of_later_call(f: Any, call: tuple, later: tuple) -> Iterator[Finding]:
+    """A later call for which jit compiles again, with the arguments that differ.
+
+    Args:
+      f: the function, jitted or not.
+      call, later: the arguments of the two calls, and those given by name.
+    """
+    differing, values = what_differs(f, call, later)
+    if values and not differing and hasattr(f, "trace"):
+        # JAX keeps what it has traced: a number that is no static argument traces nothing anew
+        one, other = (f.trace(*args, **kwargs).jaxpr for args, kwargs in (call, later))
+        differing = values if one is not other else []
+    if differing:
+        more = len(differing) - _SHOWN
+        yield Finding(
+            "compiles again",
+            f"for the later call jit compiles again: {'; '.join(differing[:_SHOWN])}"
+            + (f"; and {more} more" if more > 0 else ""),
+        )
 
 
 def of_unused_donations(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator[Finding]:

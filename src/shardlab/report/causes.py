@@ -12,6 +12,7 @@ from shardlab.programs.origins import Origin
 
 __all__ = [
     "ASKED_FOR", "AT_INDICES", "FROM_ONE_TO_OTHER", "SAME", "cause", "is_agreed", "is_expected",
+    "is_manual",
 ]  # fmt: skip
 
 SAME = "every device computes the same"
@@ -125,6 +126,15 @@ def is_agreed(operands: Sequence[str], origin: Origin) -> bool:
     """
     in_vmap = re.search(r"vmap\([^/]*\)/(.*/)?while(/cond\b.*)?$", origin.stack) is not None
     return in_vmap and bool(operands) and {*operands} <= {"pred[]", "u32[]", "s32[]"}
+
+
+def is_manual(words: str) -> bool:
+    """Whether a cause is that of a collective which stands in a shard_map.
+
+    Args:
+      words: of `cause`.
+    """
+    return words.startswith(("written in a shard_map", "the backward pass of a collective in"))
 
 
 def is_expected(words: str) -> bool:

@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -26,7 +27,7 @@ from shardlab.pods.pod import Pod
 from shardlab.pods.transfer import transferred
 from shardlab.programs import collectives, kernels
 from shardlab.programs.hlo import promised
-from shardlab.programs.inherited import inherited_axes
+from shardlab.programs.inherited import Inheritance, inherited_axes
 from shardlab.programs.varying import are_checked, mismatches
 from shardlab.report import calls, captured, carried, findings, storage
 from shardlab.report.judgement import judge
@@ -34,6 +35,7 @@ from shardlab.report.moves import Move, summed
 from shardlab.report.names import own_names, renamed, wrapper_of
 from shardlab.report.program import Compiled, locate
 from shardlab.report.reports import Comparison, Report
+from shardlab.report.states import states
 from shardlab.report.storage import Array
 from shardlab.report.trials import Tried, with_trials
 
@@ -46,6 +48,7 @@ def explain(
     mesh: Mesh | AbstractMesh | Pod | None = None,
     chip: str | hardware.Chip = "v5p",
     try_remedies: bool = False,
+    later: tuple | Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Report:
     """Explain the program that `f(*args)` is compiled to: nothing runs.
@@ -72,12 +75,16 @@ def explain(
         be compiled, such as another spec of an argument, a corrected constraint or a donation. The
         finding then says what the program sends and holds with it, also where it is no better;
         `Finding.tried` has the numbers.
+      later: the arguments of a later call of the same function, as a tuple, to which `**kwargs` are
+        added, or as a mapping of their names. If jit compiles again for it, a finding says which
+        argument differs, and whether by its shape, dtype, weak type, sharding, or in that one of
+        the two is committed to devices.
 
     Returns:
       `Report`.
 
     Raises:
-      TypeError: `f` is nothing that can be compiled.
+      TypeError: `f` is nothing that can be compiled, or `later` no tuple or mapping.
       ValueError: with a `Pod`: its compiler is not installed, or the function names a mesh with
         other axes.
       NotImplementedError: the compiler for CPUs does not know an operation, such as a ragged
@@ -94,6 +101,7 @@ def explain(
             "explain() takes a function, a Lowered or Compiled program or the text of one, "
             f"not {type(f).__name__}; for example explain(step, state, batch)"
         )
+    again = [] if later is None else _later(f, args, kwargs, later)
     names_pod = isinstance(mesh, Pod)
     backend = mesh.name if names_pod else jax.default_backend()
     with _words_of_the_compiler() as messages:
@@ -117,6 +125,7 @@ def explain(
     jaxpr = _traced(f, args, kwargs, mesh if names_pod else None)
     shardings = storage.shardings(compiled, args, kwargs)
     is_followed = jaxpr is not None and len(shardings) == len(jaxpr.invars)
+    made = states(jaxpr) if is_followed and len(results) == len(jaxpr.outvars) else None
     program = Compiled(
         text,
         meshes,
@@ -128,7 +137,7 @@ def explain(
         is_pmap=wrapper == "pmap",
         inheritance=inherited_axes(jaxpr, shardings) if is_followed else None,
         names={array.number: array.name for array in arrays},
-        data=findings.unreplaced(arrays, results),
+        data=findings.unreplaced(arrays, results, made),
         stored=sum(array.bytes for array in arrays),
     )
     report, located, judgement = _report(program, chip, _name(f))
@@ -139,13 +148,13 @@ def explain(
     mesh_left = {axis: size for axis, size in report.mesh.items() if axis not in judgement.lost}
     gathered = findings.gathered_dimensions(located.collectives)
     placed = arrays, results, mesh_left, report.devices, judgement.forward, gathered, is_trained
-    found = [*findings.of_arrays(*placed)]
+    found = [*again, *findings.of_arrays(*placed, made)]
     if jaxpr is not None:
         found += findings.of_varying(mismatches(jaxpr), _name(f) if wrapper == "pmap" else "")
         if is_trained:
             found += captured.of_fixed_keys(jaxpr)
             found += carried.of_wide_sums(jaxpr, arrays, sizes["peak"])
-    tensor = program.inheritance.tensor if program.inheritance is not None else ()
+    followed = program.inheritance or Inheritance()
     # Of a program without a backward pass nothing tells weights from data.
     if not judgement.is_in_specs and (is_trained or judgement.repeats > 1.5):
         weights = {one.type for one in results} if is_gradient else set()
@@ -156,8 +165,8 @@ def explain(
             mesh_left,
             judgement.repeats,
             judgement.forward,
-            tensor,
-            is_trained,
+            followed.of_tensors,
+            followed.multiplied if is_trained else (),
         )
     if wrapper == "pmap" and is_trained:
         found += findings.of_unsummed(report.moves, arrays, results)
@@ -170,7 +179,7 @@ def explain(
         found += chosen
     result_arrays = results
     results = [] if is_gradient else results
-    found += findings.of_donation(arrays, results, sizes["donated"], wrapper)
+    found += findings.of_donation(arrays, results, sizes["donated"], wrapper, made)
     found += calls.of_next_call(arrays, result_arrays, jaxpr, found)
     temporaries = tuple(storage.temporaries(located))
     if not judgement.is_in_specs:
@@ -186,6 +195,17 @@ def explain(
     tried = Tried(f, args, kwargs, shardings, result_arrays, located.meshes, chip, wrapper)
     with _words_of_the_compiler(are_shown=False):  # of other programs than this one
         return with_trials(report, tried)
+
+
+def _later(f, args, kwargs, later):
+    """The finding of a later call."""
+    if not isinstance(later, tuple | Mapping):
+        raise TypeError(
+            f"explain() got a later call of type {type(later).__name__}; give its arguments as a "
+            "tuple, such as later=(state, next_batch), or as a mapping of their names"
+        )
+    second = ((), dict(later)) if isinstance(later, Mapping) else (later, kwargs)
+    return [*calls.of_later_call(f, (args, kwargs), second)]
 
 
 def _declared(report, jaxpr):

@@ -21,7 +21,14 @@ from shardlab.programs.inherited import text_of
 from shardlab.programs.origins import Origin, Origins, where
 from shardlab.programs.uses import is_constant
 from shardlab.programs.varying import Mismatch
-from shardlab.report.causes import ASKED_FOR, AT_INDICES, FROM_ONE_TO_OTHER, SAME, is_agreed
+from shardlab.report.causes import (
+    ASKED_FOR,
+    AT_INDICES,
+    FROM_ONE_TO_OTHER,
+    SAME,
+    is_agreed,
+    is_manual,
+)
 from shardlab.report.names import pattern, stacked
 from shardlab.report.remedies import (
     Donation,
@@ -29,16 +36,43 @@ from shardlab.report.remedies import (
     OtherSpecs,
     Remedy,
     Trial,
+    entries_of,
     with_axis,
 )
+from shardlab.report.states import States
 
 __all__ = [
-    "Finding", "by_harm", "bytes_of", "constant_sizes", "elements_of_each", "gathered_dimensions",
-    "is_at", "is_of_data", "kept_for_backward", "of_arrays", "of_avoidable", "of_batch",
-    "of_constants", "of_donation", "of_exchanged",
-    "of_indices", "of_loops", "of_many", "of_partitioner", "of_repeated_operations",
-    "of_repeated_products", "of_replacement", "of_stacks", "of_sums", "of_temporaries",
-    "of_unplaced", "of_unsummed", "of_varying", "of_widening", "repeated_products", "unreplaced",
+    "Finding",
+    "axes_of_batch",
+    "by_harm",
+    "bytes_of",
+    "constant_sizes",
+    "elements_of_each",
+    "gathered_dimensions",
+    "is_at",
+    "kept_for_backward",
+    "of_arrays",
+    "of_avoidable",
+    "of_batch",
+    "of_constants",
+    "of_donation",
+    "of_exchanged",
+    "of_indices",
+    "of_loops",
+    "of_many",
+    "of_partitioner",
+    "of_repeated_operations",
+    "of_repeated_products",
+    "of_replacement",
+    "of_stacks",
+    "of_sums",
+    "of_temporaries",
+    "of_unplaced",
+    "of_unsummed",
+    "of_varying",
+    "of_widening",
+    "repeated_products",
+    "unreplaced",
 ]  # fmt: skip
 
 _LEAST = 1 / 20  # of the memory of all arguments: smaller arrays are not worth a finding
@@ -101,7 +135,8 @@ _HARM = (
     "sum larger than its operand", "loop that devices share", "indices gathered",
     "avoidable communication",
     "many small collectives", "result on one device",
-    "gathered before a loop", "stored in other shards", "other sharding", "not placed",
+    "gathered before a loop", "stored in other shards",
+    "compiles again", "other sharding", "not placed",
     "largest temporaries",
     ("replicated", "replicated result"), "closed-over constant",
     "not donated", "donation not used", "bf16 widened",
@@ -159,6 +194,7 @@ def of_arrays(
     forward: Collection[str] = (),
     gathered: Mapping[tuple, int] = types.MappingProxyType({}),
     is_differentiated: bool = False,
+    made: States | None = None,
 ) -> Iterator[Finding]:
     """Replicated arguments and results that could be sharded, or results on one device.
 
@@ -172,6 +208,7 @@ def of_arrays(
         has been in shards there.
       is_differentiated: whether the program has a backward pass: then data are whole on purpose
         along the axes of weights that do not divide a batch, as with tensor parallelism.
+      made: what the results are made from; None if unknown: then their types decide.
     """
     if devices == 1 < math.prod(mesh.values()):
         for array in results:
@@ -187,11 +224,11 @@ def of_arrays(
                 )
         return
     total = sum(array.bytes for array in arguments)
-    data_names, used = unreplaced(arguments, results), set()
+    data_names, used = unreplaced(arguments, results, made), set()
     for array in arguments:
         if array.name not in data_names:
             used |= set(mesh) - {*array.replicated}
-    on_purpose = {axis for axis in used if is_differentiated and not is_of_data(axis)}
+    on_purpose = used - axes_of_batch(arguments, data_names) if is_differentiated else set()
     advised = [  # not data in shards that are replicated along the axes of weights
         array
         for array in arguments
@@ -220,21 +257,35 @@ def _layout(array):
     return array.type, array.shard, re.sub(r"(?:(?:, |(?<=\())None)+\)$", ")", array.spec)
 
 
-def unreplaced(arguments: Sequence[Any], results: Sequence[Any]) -> frozenset[str]:
+def unreplaced(
+    arguments: Sequence[Any], results: Sequence[Any], made: States | None = None
+) -> frozenset[str]:
     """The names of the arguments that no result can replace, as it replaces parameters.
 
     Args:
       arguments, results: as `shardlab.report.explain.Array`s.
+      made: what the results are made from; None if unknown: then their types decide, as they do
+        for results that are new values of no argument.
     """
-    known = {array.type for array in results}
+    replaced = set()
+    for number, result in enumerate(results):
+        alike = {one.number for one in arguments if one.type == result.type}
+        new = {n for n in alike if made is not None and made.replaces(number, n)}
+        replaced |= new or alike  # a gradient is a new value of none
     return frozenset(
-        array.name for array in arguments if not array.donated and array.type not in known
+        array.name for array in arguments if not array.donated and array.number not in replaced
     )
 
 
-def is_of_data(axis: str) -> bool:
-    """Whether an axis has a name of those that divide the batch, or weights as in FSDP."""
-    return re.search(r"fsdp|zero|shard|dp|data|batch|replica", axis) is not None
+def axes_of_batch(arguments: Sequence[Any], data: Collection[str]) -> frozenset[str]:
+    """The axes that divide the batch: those of the first dimension of data that is in shards.
+
+    Args:
+      arguments: as `shardlab.report.explain.Array`s.
+      data: the names of those that no result replaces, as `unreplaced` returns them.
+    """
+    specs = (entries_of(one.spec, 0) for one in arguments if one.name in data and one.spec)
+    return frozenset(axis for spec in specs for axis in next(filter(None, spec), ()))
 
 
 def _roots(arrays):
@@ -419,7 +470,7 @@ def of_batch(
     repeats: float,
     trained: Collection[str],
     tensor: Collection[str] = (),
-    is_differentiated: bool = True,
+    multiplied: Collection[str] = (),
 ) -> Iterator[Finding]:
     """Data that are in shards, but not along an axis along which parameters are.
 
@@ -433,8 +484,8 @@ def of_batch(
       trained: the names of the arguments with respect to which it is differentiated, or else of
         those that the forward pass uses.
       tensor: axes of tensor parallelism, along which data are replicated on purpose.
-      is_differentiated: whether the program has a backward pass: in another one, what is whole may
-        be a weight.
+      multiplied: axes along which weights are in shards in a product. In a program without a
+        backward pass none, since what is whole may be a weight.
     """
     roots = _roots(arguments)
     known, named_axes = Counter(map(_layout, results)), set()
@@ -443,14 +494,15 @@ def of_batch(
         for array in sorted(arguments, key=lambda array: -array.bytes)
         if array.spec and not array.donated and not known[_layout(array)] and array.bytes >= 1024
     ]
+    batch = axes_of_batch(arguments, [array.name for array in data] if multiplied else ())
     for array in data:
         is_whole = array.spec == "P()"
         for axis in sorted({*_divided(array, mesh)} - named_axes):
-            if axis in tensor and not is_of_data(axis):
+            if axis in tensor and axis not in batch:
                 continue
-            # a table beside the batch, or what tensor parallelism and pipelines replicate
-            is_batch = is_differentiated and is_of_data(axis)
-            if is_whole and not (is_batch and all(axis in one.replicated for one in data)):
+            # a table beside the batch, or what pipelines replicate
+            is_batch = axis in multiplied and all(axis in one.replicated for one in data)
+            if is_whole and not is_batch:
                 continue
             ways = mesh[axis]
             stored = [one for one in arguments if one is not array and axis not in one.replicated]
@@ -461,7 +513,10 @@ def of_batch(
             # in both passes, and their gradients in an all-reduce
             gathered = 4 * sum(one.whole - one.bytes for one in stored)
             sent = bytes_of(
-                move for move in moves if move.axes and axis in move.axes and not move.array
+                move
+                for move in moves
+                if move.axes and axis in move.axes and not move.array
+                if not is_manual(move.cause)  # as between the stages of a pipeline
             )
             is_repeated = repeats > 0.9 * ways and not sent
             is_repeated |= is_whole and repeats > 1.5 and sent <= gathered
@@ -546,7 +601,11 @@ def _path(name):
 
 
 def of_donation(
-    arguments: Sequence[Any], results: Sequence[Any], shared: int, wrapper: str = ""
+    arguments: Sequence[Any],
+    results: Sequence[Any],
+    shared: int,
+    wrapper: str = "",
+    made: States | None = None,
 ) -> Iterator[Finding]:
     """Donations that cannot be used, and results that could take an argument's memory.
 
@@ -554,6 +613,7 @@ def of_donation(
       arguments, results: as `shardlab.report.explain.Array`s.
       shared: bytes of the arguments whose memory results take.
       wrapper: "equinox", "nnx" or "pmap", if one of them compiles the program instead of `jax.jit`.
+      made: what the results are made from; None if unknown: then their types decide.
     """
     donated = sum(array.bytes for array in arguments if array.donated)
     if donated - shared > _LEAST * donated:
@@ -564,17 +624,9 @@ def of_donation(
                 "of it: a result takes the memory of an argument with the same type and sharding"
             ),
         )
-    results_by_layout, alike = Counter(map(_layout, results)), Counter(map(_layout, arguments))
-    results_by_layout -= Counter(_layout(array) for array in arguments if array.donated)
     could, total = Counter(), sum(array.bytes for array in arguments)
-    for array in arguments:
-        if array.donated:
-            continue
-        if results_by_layout[_layout(array)] > 0 and (
-            len(results) > 1 or alike[_layout(array)] == 1
-        ):
-            results_by_layout[_layout(array)] -= 1
-            could[_whole(array.name)] += array.bytes
+    for array in _replaced(arguments, results, made):
+        could[_whole(array.name)] += array.bytes
     if could.total() > max(_LEAST * total, 1024):
         roots = [
             root or "them"
@@ -618,6 +670,24 @@ def of_donation(
                 )
             ),
         )
+
+
+def _replaced(arguments, results, made):
+    """The arguments that are not donated, and that results could replace: each result one."""
+    alike, left = Counter(map(_layout, arguments)), dict(enumerate(results))
+    for array in sorted(arguments, key=lambda array: not array.donated):
+        fitting = [n for n, result in left.items() if _layout(result) == _layout(array)]
+        new = [n for n in fitting if made is not None and made.replaces(n, array.number)]
+        if made is not None and not array.donated:
+            fitting = new
+        elif made is None and not array.donated and len(results) == 1 < alike[_layout(array)]:
+            continue  # which of them?
+        if fitting:
+            path = _path(array.name)
+            best = max(fitting, key=lambda n: (n in new, _path(results[n].name) == path))
+            del left[best]
+            if not array.donated:
+                yield array
 
 
 def _whole(name):
@@ -826,7 +896,7 @@ def repeated_products(
     """
     if not whole or not each:
         return {}
-    whole, each = _matched(whole, each)
+    whole, each = _matched(whole, each, devices)
     return {
         place: (devices * each[place], flops)
         for place, flops in whole.items()
@@ -872,15 +942,17 @@ def of_repeated_products(
         )
 
 
-def _matched(whole, each):
+def _matched(whole, each, devices):
     """FLOPs by place, where what only one of the two programs names is one place, that of most
-    FLOPs.
+    FLOPs. What the compiled program gives no place may also be what other places lack.
     """
     only = {place: flops for place, flops in whole.items() if place not in each}
     unplaced = sum(flops for place, flops in each.items() if place not in whole)
     if not only or not unplaced:
         return whole, each
     most = max(only, key=only.get)
+    lacking = (flops / devices - each[place] for place, flops in whole.items() if place in each)
+    unplaced = max(unplaced - sum(size for size in lacking if size > 0), 0)
     whole = {place: flops for place, flops in whole.items() if place in each}
     whole |= {most: sum(only.values())}
     each = {place: flops for place, flops in each.items() if place in whole}

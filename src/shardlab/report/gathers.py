@@ -5,7 +5,7 @@ Each function that begins with `of_` yields a `Finding` for each fault, as those
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from shardlab.arrays.layout import bytes_text, counted
@@ -13,7 +13,7 @@ from shardlab.programs.collectives import Collective
 from shardlab.programs.hlo import Instruction, array_types, type_bytes
 from shardlab.programs.inherited import Inheritance, corrected, text_of
 from shardlab.programs.origins import Origin, Origins, where
-from shardlab.report.findings import Finding, bytes_of, elements_of_each, is_at, is_of_data
+from shardlab.report.findings import Finding, bytes_of, elements_of_each, is_at
 from shardlab.report.remedies import MovedAxis, OtherSpecs
 
 __all__ = [
@@ -78,7 +78,10 @@ def of_gathered_again(
 
 
 def of_large_sums(
-    inheritance: Inheritance, moves: Sequence[Any], names: Mapping[int, str]
+    inheritance: Inheritance,
+    moves: Sequence[Any],
+    names: Mapping[int, str],
+    batch: Collection[str] = (),
 ) -> Iterator[Finding]:
     """Products whose partial sums are much larger than the operand that could be gathered instead.
 
@@ -86,10 +89,11 @@ def of_large_sums(
       inheritance: what following the program has shown.
       moves: the `shardlab.report.explain.Move`s.
       names: those of the program's arguments, by their numbers.
+      batch: the axes that divide the batch, which should have kept them there.
     """
     total = bytes_of(moves)
     for (argument, axis), summed in inheritance.sums.items():
-        if is_of_data(axis):  # there the batch should have kept it
+        if axis in batch:
             continue
         here = [
             move

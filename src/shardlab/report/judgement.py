@@ -53,7 +53,9 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         mesh = {
             str(axis): int(size) for one in located.meshes[:1] for axis, size in one.shape.items()
         }
-        lost = specs.lost_axes(compiled.inheritance, moves, again, _axes_of_batch(compiled))
+        firsts = _axes_of_batch(compiled)
+        batch = firsts if origins.is_differentiated else set()
+        lost = specs.lost_axes(compiled.inheritance, moves, again, firsts)
         found += specs.of_lost_axes(compiled.inheritance, lost, again, mesh)
         found += specs.of_held(
             compiled.inheritance, compiled.names, compiled.data, mesh, compiled.stored
@@ -61,7 +63,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         found += specs.of_picked(compiled.inheritance, moves)
         found += specs.of_mapped(compiled.inheritance, mesh, compiled.names)
         at_fault = [*specs.of_order(compiled.inheritance, moves, compiled.names)] or [
-            *specs.of_columns(compiled.inheritance, moves, compiled.names, data)
+            *specs.of_columns(compiled.inheritance, moves, compiled.names, data, batch)
         ]
         found += at_fault
         # what a constraint makes whole is computed whole in its own line
@@ -77,7 +79,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
             *gathers.of_swaps(compiled.inheritance, moves, compiled.names),
         ]
         found += clashes
-        found += gathers.of_large_sums(compiled.inheritance, moves, compiled.names)
+        found += gathers.of_large_sums(compiled.inheritance, moves, compiled.names, batch)
         by_specs = gathers.gathered_by_specs(compiled.inheritance, sent, origins, compiled.names)
         found += gathers.of_in_specs(by_specs, compiled.names)
     explained = {

@@ -13,7 +13,7 @@ from shardlab.arrays.layout import bytes_text
 from shardlab.programs.hlo import type_bytes
 from shardlab.programs.inherited import Inheritance, Loss, corrected, text_of
 from shardlab.programs.origins import where
-from shardlab.report.findings import Finding, bytes_of, elements_of_each, is_at, is_of_data
+from shardlab.report.findings import Finding, bytes_of, elements_of_each, is_at
 from shardlab.report.remedies import MovedAxis, OtherConstraints, OtherSpecs, entries_of
 
 __all__ = [
@@ -322,7 +322,11 @@ def of_order(
 
 
 def of_columns(
-    inheritance: Inheritance, moves: Sequence[Any], names: Mapping[int, str], data: Collection[str]
+    inheritance: Inheritance,
+    moves: Sequence[Any],
+    names: Mapping[int, str],
+    data: Collection[str],
+    batch: Collection[str] = (),
 ) -> Iterator[Finding]:
     """Weights in shards along the dimension that a product keeps, where its other operand is in
     shards along the dimension that it contracts: columns after columns.
@@ -332,6 +336,7 @@ def of_columns(
       moves: the `shardlab.report.explain.Move`s.
       names: those of the program's arguments, by their numbers.
       data: the names of arguments that no result replaces.
+      batch: the axes that divide the batch.
     """
     gathered = {
         axis
@@ -341,7 +346,7 @@ def of_columns(
     }
     for (argument, axis), column in inheritance.columns.items():
         name = names.get(argument, "")
-        if not name or name in data or axis not in gathered or is_of_data(axis):
+        if not name or name in data or axis not in gathered or axis in batch:
             continue
         yield Finding(
             "columns after columns",

@@ -1,5 +1,7 @@
 """explain() on what arguments become in the next call, and on weights that nothing divides."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P
 from steps import grid, struct
 
+from shardlab.exercises.compiles import assert_compiles_once
 from shardlab.report.explain import explain
 
 pytestmark = pytest.mark.reads("src/shardlab")
@@ -233,3 +236,63 @@ def test_by_decisions_of_their_own_states_are_lost_and_doubled():
     key, state = jax.random.PRNGKey(3), jnp.arange(8.0)
     after = jax.jit(lambda key, x: exchanged(key, x, is_shared=False))(key, state)
     assert sorted(map(float, after)) != sorted(map(float, state))
+
+
+# --- Two calls of one function --------------------------------------------------------------------
+
+STATE = {"w": np.ones((64, 64), "float32"), "n": np.ones((), "int32")}
+
+
+def on_grid(tree, *spec):
+    return jax.device_put(tree, NamedSharding(GRID, P(*spec)))
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda state, x: (state, on_grid(np.ones((64, 32), "float32"))), "x: shape (64, 64), now"),
+        (lambda state, x: (state, on_grid(np.ones((64, 64), "bfloat16"))), "x: dtype float32, now"),
+        (lambda state, x: (state, on_grid(x, "data")), "x: sharding"),
+        (lambda state, x: (state, np.asarray(x)), "x: committed to its devices, now on no device"),
+        (lambda state, x: (state | {"n": 1}, x), "state['n']: "),
+        (lambda state, x: (state, on_grid(x, None, None)), ""),
+        (lambda state, x: (on_grid(STATE), 2 * x), ""),
+    ],
+)
+@pytest.mark.parametrize("is_struct", [False, True])
+def test_a_later_call_that_compiles_again_is_told(change, words, is_struct):
+    """When JAX compiles again, and then alone."""
+    step = jax.jit(lambda state, x: jnp.sum(state["w"] @ x) + state["n"])
+    first = on_grid(STATE), on_grid(np.ones((64, 64), "float32"))
+    later = change(*first)
+    given = first
+    if is_struct:
+        given = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), first
+        )
+    told = said(explain(step, *given, later=later), "compiles again")
+    assert len(told) == bool(words) and all(words in one for one in told), told
+    with pytest.raises(AssertionError) if words else contextlib.nullcontext():
+        assert_compiles_once(step, first, later)
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+def test_a_number_is_only_told_where_it_is_static(is_static):
+    step = jax.jit(lambda x, n: x * n, static_argnums=(1,) if is_static else ())
+    x = on_grid(np.ones((64, 64), "float32"))
+    assert len(said(explain(step, x, 2, later=(x, 3)), "compiles again")) == is_static
+    by_name = explain(step, x=x, n=2.0, later={"x": x, "n": 3.0})
+    assert len(said(by_name, "compiles again")) == 0 or is_static
+    with pytest.raises(TypeError, match="as a tuple, such as later="):
+        explain(step, x, 2, later=3)
+
+
+def test_in_shardings_do_not_hide_that_it_compiles_again():
+    """JAX compiles for an argument on no device, and again for one that is placed."""
+    rows = NamedSharding(GRID, P("data"))
+    step = jax.jit(lambda x: 2 * x, in_shardings=rows)
+    x = np.ones((64, 64), "float32")
+    calls = (x,), (jax.device_put(x, rows),)
+    assert len(said(explain(step, *calls[0], later=calls[1]), "compiles again")) == 1
+    with pytest.raises(AssertionError, match="compiles again"):
+        assert_compiles_once(step, *calls)

@@ -205,9 +205,7 @@ def test_arguments_are_those_of_the_program_with_their_names_and_specs():
         ("v", 'P("data")'),
     ]
     assert sum(array.bytes for array in report.arrays) == report.memory["arguments"]
-    several = explain(
-        lambda *args: (args[0] @ args[1]["w"], args[1]), BATCH, {"w": struct((D, D), "data")}
-    )
+    several = explain(lambda *args: (2 * args[0], args[1]), BATCH, {"w": struct((D, D), "data")})
     assert {array.name for array in several.arrays} == {"args[0]", "args[1]['w']"}
     assert "jax.jit(..., donate_argnums=(0, 1))" in says(several, "not donated")[0]
 
@@ -260,14 +258,12 @@ def test_only_what_a_result_could_replace_should_be_donated():
         return jnp.tanh(x @ params["a"]) @ params["b"]
 
     params = {"a": struct((64, 64)), "b": struct((64, 64))}
-    assert says(explain(forward, params, struct((64, 64), "data")), "not donated") == [
+    assert says(explain(forward, params, struct((64, 64), "data")), "not donated") == []
+    moved = explain(lambda x, v: (x + 0.1 * v, jnp.sum(v)), *2 * [struct((64, 64), "data")])
+    assert says(moved, "not donated") == [
         "results have the types and shardings of 4,096 bytes of x; if they replace it, "
         'jax.jit(..., donate_argnames="x") lets them take its memory'
     ]
-    # which of them?
-    assert (
-        says(explain(lambda w, x: w @ x, struct((64, 64)), struct((64, 64))), "not donated") == []
-    )
     # another sharding
     assert says(explain(lambda a: a.T, struct((64, 64), "data")), "not donated") == []
 
