@@ -33,6 +33,7 @@ from tiny_book import FRONT, TinyBook, chapter, statuses, waits_for
 from waiting import PATIENCE, SOON, wait_until
 
 from bookbinder import disk
+from bookbinder.progress import Progress
 from bookbinder.read import citation, package
 from bookbinder.read.book import BookError, load
 from bookbinder.run import execute, runs, stale
@@ -421,20 +422,43 @@ def namespaces():
     return not subprocess.run([*guard, "/usr", "--", sys.executable, "-c", code]).returncode
 
 
+def unguarded(tiny, monkeypatch):
+    """Run chapters as where the system has no namespaces."""
+    guard = tiny.root / "unguarded.py"
+    guard.write_text("import os, sys\nc = sys.argv[sys.argv.index('--') + 1 :]\nos.execv(c[0], c)")
+    monkeypatch.setattr(runs, "GUARD", guard)
+
+
 @pytest.mark.parametrize("command", DELETES)
 def test_what_a_cell_deletes_is_told_in_a_line_that_names_the_cell(tiny, monkeypatch, command):
-    """Where the system has no namespaces."""
-    unguarded = tiny.root / "unguarded.py"
-    unguarded.write_text(
-        "import os, sys\nc = sys.argv[sys.argv.index('--') + 1 :]\nos.execv(c[0], c)"
-    )
-    monkeypatch.setattr(runs, "GUARD", unguarded)
+    unguarded(tiny, monkeypatch)
     tiny.write("book/one.md", chapter("One", "print(1)", f"!{command}", "print('fine')"))
     with pytest.raises(BookError) as error:
         execute.run(load(tiny.root), jobs=1)
     said = str(error.value)
     assert "\n" not in said and "was deleted or moved while this cell ran" in said
     assert re.match(rf"book/one\.md:18: FileNotFoundError: {DELETES[command]} was", said), said
+
+
+@pytest.mark.parametrize("command", ["rm -rf ../src", "rm ../book/two.md", "rm -rf ../_build"])
+@pytest.mark.parametrize("late", [1, 2, 3])
+def test_a_reader_that_is_late_names_the_same_cell(
+    tiny, monkeypatch, tmp_path_factory, command, late
+):
+    """On a busy machine the next cells may have run before it reads that one has begun."""
+    unguarded(tiny, monkeypatch)
+    gone, end = tiny.root / command.split("../")[1], tmp_path_factory.mktemp("end") / "end"
+
+    class Late(Progress):
+        def cell(self, name, number, total):
+            if number == late:
+                wait_until(lambda: not gone.exists() if late == 2 else end.exists())
+
+    cells = "print(1)", f"!{command}", f"open({str(end)!r}, 'w')", "print('fine')"
+    tiny.write("book/one.md", chapter("One", *cells))
+    with pytest.raises(BookError) as error:
+        execute.run(load(tiny.root), jobs=1, progress=Late())
+    assert re.match(r"book/one\.md:18: FileNotFoundError: ", str(error.value)), error.value
 
 
 def test_a_file_in_place_of_the_build_folder_is_told_in_a_line(tiny):

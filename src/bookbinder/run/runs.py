@@ -393,13 +393,13 @@ def _run(run, progress, stop, processes):
         with process, suppress(BrokenPipeError):
             with process.stdin as stdin:
                 stdin.write(nbformat.writes(run.notebook))
-            line, cell = "", 0
+            line, begun = "", [(0, 0)]
             for line in process.stdout:
                 with suppress(ValueError, KeyError):
                     now = json.loads(line)
                     progress.cell(run.name, now["cell"], now["of"])
-                    _note_lost(run.root, saved, lost, cell)
-                    cell = now["cell"]
+                    _note_lost(run.root, saved, lost, len(begun) - 1)
+                    begun.append((now["at"], now["cell"]))
         processes.discard(process)
         if process.returncode < 0:
             _end_what_uses(folder)
@@ -407,8 +407,8 @@ def _run(run, progress, stop, processes):
             return None
         stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - MOST_SAID))
         result = _found(line, process.returncode, stderr.read().decode(**AS_TEXT).strip())
-    _note_lost(run.root, saved, lost, cell)
-    _judge(run, result, saved, lost)
+    _note_lost(run.root, saved, lost, len(begun) - 1)
+    _judge(run, result, saved, {name: _cell_of(*went, begun) for name, went in lost.items()})
     if run.programs:
         _forget_programs(run.programs.parents[2])
     report = Report(result, time.monotonic() - began, f"{datetime.now(UTC).date()}")
@@ -486,11 +486,34 @@ def lost_since(root, saved):
     return sorted(name for name in saved if not is_there(name))
 
 
-def _note_lost(root, saved, lost, cell):
-    """Note the sources that are gone, with the cell that ran when they went."""
-    if saved:
-        for name in lost_since(root, saved):
-            lost.setdefault(name, cell)
+def _note_lost(root, saved, lost, number):
+    """Note the sources that are gone, each with the number of cells that were known to have begun,
+    and the time at which it went: the next cells may run by now.
+    """
+    for name in lost_since(root, saved) if saved else ():
+        if name not in lost:
+            lost[name] = number, min(_last_change_above(root / name), time.time_ns())
+
+
+def _last_change_above(path):
+    """When the nearest folder above a path that is still there was changed, in ns; 0 if none is."""
+    for folder in path.parents:
+        with suppress(OSError):
+            status = folder.stat()
+            if stat.S_ISDIR(status.st_mode):
+                return status.st_mtime_ns
+    return 0
+
+
+def _cell_of(number, went, begun):
+    """The cell that ran when a source went: the last that had begun by then, and none before the
+    one that was known to run.
+
+    Args:
+      number, went: as `_note_lost` has noted them.
+      begun: when each cell began, in ns, and its number, in order; before all others a 0.
+    """
+    return [cell for n, (at, cell) in enumerate(begun) if n <= number or at <= went][-1]
 
 
 def _judge(run, result, saved, lost):
