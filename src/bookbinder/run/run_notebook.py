@@ -548,7 +548,8 @@ def unpack(archive, folder):
     not there.
     """
     folder.mkdir()
-    for file in sorted(archive.parent.glob("*.zip")):
+    # a pipe would be waited for
+    for file in sorted(file for file in archive.parent.glob("*.zip") if file.is_file()):
         with suppress(Exception), zipfile.ZipFile(file) as programs:
             for name in filter(PROGRAM.fullmatch, programs.namelist()):
                 (folder / name).write_bytes(programs.read(name))  # which compares its checksum

@@ -14,6 +14,7 @@ chapter are kept, so that an edit that is undone costs nothing; what failed runs
 """
 
 import base64
+import errno
 import json
 import os
 import re
@@ -43,6 +44,9 @@ FOR_CHAPTERS = "CHAPTERS_"  # how variables begin that are meant for chapters
 KEPT = 6  # runs of one chapter in one environment
 # bytes of compiled programs that are kept; one way to run all chapters takes some 80 MB
 PROGRAMS = 2 << 30
+MOST_KEPT = 200 << 20  # bytes of a notebook with its outputs
+MOST_SECONDS = 10**7  # that a run may have taken
+CHANGED = ("installed", "removed")  # in a report: packages
 MOST_SAID = 100_000  # bytes that are read of what a runner says at its end
 GUARD = Path(__file__).with_name("protect.py")
 BUILD = "_build"
@@ -209,10 +213,10 @@ def known(run):
         ):
             notebook = file.with_suffix(".ipynb")
             with suppress(OSError, UnicodeDecodeError):  # another build has deleted it
-                content = notebook.read_bytes() if notebook.is_file() else b""
-                if disk.bytes_digest(content) == record["version"]:
+                content = _content(notebook)
+                text = content.decode()
+                if disk.bytes_digest(content) == record["version"] and _is_of(run, text):
                     facts = (record[name] for name in _FACTS)
-                    text = content.decode()
                     return Report(*facts, outputs=notebook, notebook=text, reused=True)
     return None
 
@@ -229,31 +233,66 @@ def _earlier(run, key="*"):
 
 
 _FACTS = ("data", "seconds", "day", "read", "version")
-_KINDS = {
-    "key": str,
-    "data": dict,
-    "seconds": int | float,
-    "day": str,
-    "read": dict,
-    "version": str,
+
+
+def _is_number(value):
+    return type(value) in (int, float) and 0 <= value <= MOST_SECONDS  # no NaN
+
+
+def _is_warning(value):
+    kinds = {"cell": int | None, "path": str | None, "line": int, "message": str}
+    return isinstance(value, dict) and all(
+        name in value and isinstance(value[name], kind) for name, kind in kinds.items()
+    )
+
+
+# What a record has, each with what it must be: others may have written it.
+_FORM = {
+    "key": lambda value: isinstance(value, str),
+    "seconds": _is_number,
+    "day": lambda value: re.fullmatch(r"\d{4}-\d\d-\d\d", value),
+    "version": lambda value: re.fullmatch("[0-9a-f]{64}", value),
+    "read": lambda value: all(
+        isinstance(old, str) and not Path(name).is_absolute() and ".." not in Path(name).parts
+        for name, old in value.items()
+    ),
+    "data": lambda value: value["ok"] is True and all(good(value[name]) for name, good in _REPORT),
 }
+_REPORT = (
+    ("seconds", _is_number),
+    ("processor_seconds", _is_number),
+    ("cells", lambda value: type(value) is int),
+    ("deprecations", lambda value: [*value] == value and all(map(_is_warning, value))),
+    *((name, lambda value: all(isinstance(one, str) for one in value)) for name in CHANGED),
+)
 
 
 def _read(file):
     """A record on disk; None if it cannot be read or has another form."""
-    try:
-        record = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    good = isinstance(record, dict) and all(
-        isinstance(record.get(name), kind) for name, kind in _KINDS.items()
-    )
-    good = (
-        good
-        and record["data"].get("ok") is True
-        and all(isinstance(old, str) for old in record["read"].values())
-    )
-    return record if good else None
+    with suppress(OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        record = json.loads(_content(file))
+        if all(good(record[name]) for name, good in _FORM.items()):
+            return record
+    return None
+
+
+def _content(file):
+    """What a file holds; OSError for what is no file, and for more than any run has put out."""
+    status = file.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_KEPT:
+        raise OSError(errno.EFBIG, "no file of a run")
+    return file.read_bytes()
+
+
+def _is_of(run, text):
+    """Whether a text is a notebook with the cells of a run, and outputs."""
+    with suppress(ValueError, RecursionError, TypeError, KeyError):
+        cells = json.loads(text)["cells"]
+        shown = [output for cell in cells for output in cell.get("outputs", ())]
+        return ["".join(cell["source"]) for cell in cells] == [
+            cell.source for cell in run.notebook.cells
+        ] and all(isinstance(output["output_type"], str) for output in shown)
+    return False
 
 
 def at_once(quotas=Path("/sys/fs/cgroup")):
