@@ -115,6 +115,15 @@ def _parts(name, address):
     return found[1].strip("[]"), int(found[2])
 
 
+def check_first():
+    """End this process if it has joined before: its own coordinator would be what has the port."""
+    state = _state()
+    if state is not None and state.client is not None:
+        raise SystemExit(
+            "this process has joined before: call join once, and not jax.distributed.initialize"
+        )
+
+
 def check_coordinator(address, first):
     """End this process if the coordinator's address cannot be right: JAX would wait 300 seconds,
     and process 0 (`first`) would crash if its port is taken.
@@ -405,13 +414,10 @@ def join(*, any_platform=False, any_program=False, sigterm_seconds=100, **option
             "start with srun"
         )
     if expected > 1:
-        if (state := _state()) and state.client is not None:
-            raise SystemExit(
-                "this process has joined before: call join once, and not jax.distributed.initialize"
-            )
         # since JAX 0.8.2
         if "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters:
             options = {"shutdown_timeout_seconds": 60} | options
+        check_first()
         if address := coordinator_of(options):
             rank = options.get("process_id", os.environ.get("SLURM_PROCID"))
             check_coordinator(address, first=str(rank) == "0")
