@@ -101,11 +101,8 @@ def main(arguments=None):
         return 1
     except OSError as error:
         build = Path(options.root) / "_build"
-        if build.exists() and not build.is_dir():
-            print(
-                f"{build}: a file, where a folder should be; delete it, and build again",
-                file=sys.stderr,
-            )
+        if said := disk.in_the_way(error, build):
+            print(said, file=sys.stderr)
             return 1
         if not (refused := disk.refused(error)):
             raise

@@ -20,6 +20,8 @@ except ImportError:
         "bookbinder needs Linux or macOS; on Windows, use it in WSL: https://aka.ms/wsl"
     ) from None
 
+# The errors of systems where something of another kind is in the place of a folder or a file.
+IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
 # The errors of systems and of SQLite when a disk is full, or may not be written.
 DATABASE = "a database"
 FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -76,6 +78,21 @@ def said(number, file, place):
             f"{place}, and build again"
         )
     return f"{where}: {why}; make it writable, and build again"
+
+
+def in_the_way(error, place):
+    """One line on what stands where a folder or a file below a place should be, if an OSError is
+    due to it; else "".
+    """
+    path = Path(os.path.abspath(os.fsdecode(error.filename or "")))
+    if error.errno not in IN_THE_WAY or not path.is_relative_to(os.path.abspath(place)):
+        return ""
+    there = next((one for one in [*reversed(path.parents), path] if not one.is_dir()), path)
+    if there.is_symlink() and not there.exists():
+        return f"{there}: a link that leads nowhere; delete it, and build again"
+    wanted = "file" if there.is_dir() else "folder"
+    is_now = "folder" if there.is_dir() else "file"
+    return f"{there}: a {is_now}, where a {wanted} should be; delete it, and build again"
 
 
 @contextmanager
@@ -180,7 +197,8 @@ def bytes_digest(content):
 def file_digest(path):
     """A digest of a file's content; "gone" if there is no such file."""
     try:
-        return bytes_digest(path.read_bytes()) if path.is_file() else "gone"
+        # unlike Path's, this is False for whatever is no name of a file
+        return bytes_digest(path.read_bytes()) if os.path.isfile(path) else "gone"
     except FileNotFoundError:  # gone meanwhile
         return "gone"
 

@@ -33,9 +33,10 @@ from tiny_book import FRONT, TinyBook, chapter, statuses, waits_for
 from waiting import PATIENCE, SOON, wait_until
 
 from bookbinder import disk
+from bookbinder.progress import Progress
 from bookbinder.read import citation, package
 from bookbinder.read.book import BookError, load
-from bookbinder.run import execute, runs, stale
+from bookbinder.run import execute, run_notebook, runs, stale
 from bookbinder.show import site
 from bookbinder.stopping import Stop
 
@@ -421,20 +422,43 @@ def namespaces():
     return not subprocess.run([*guard, "/usr", "--", sys.executable, "-c", code]).returncode
 
 
+def unguarded(tiny, monkeypatch):
+    """Run chapters as where the system has no namespaces."""
+    guard = tiny.root / "unguarded.py"
+    guard.write_text("import os, sys\nc = sys.argv[sys.argv.index('--') + 1 :]\nos.execv(c[0], c)")
+    monkeypatch.setattr(runs, "GUARD", guard)
+
+
 @pytest.mark.parametrize("command", DELETES)
 def test_what_a_cell_deletes_is_told_in_a_line_that_names_the_cell(tiny, monkeypatch, command):
-    """Where the system has no namespaces."""
-    unguarded = tiny.root / "unguarded.py"
-    unguarded.write_text(
-        "import os, sys\nc = sys.argv[sys.argv.index('--') + 1 :]\nos.execv(c[0], c)"
-    )
-    monkeypatch.setattr(runs, "GUARD", unguarded)
+    unguarded(tiny, monkeypatch)
     tiny.write("book/one.md", chapter("One", "print(1)", f"!{command}", "print('fine')"))
     with pytest.raises(BookError) as error:
         execute.run(load(tiny.root), jobs=1)
     said = str(error.value)
     assert "\n" not in said and "was deleted or moved while this cell ran" in said
     assert re.match(rf"book/one\.md:18: FileNotFoundError: {DELETES[command]} was", said), said
+
+
+@pytest.mark.parametrize("command", ["rm -rf ../src", "rm ../book/two.md", "rm -rf ../_build"])
+@pytest.mark.parametrize("late", [1, 2, 3])
+def test_a_reader_that_is_late_names_the_same_cell(
+    tiny, monkeypatch, tmp_path_factory, command, late
+):
+    """On a busy machine the next cells may have run before it reads that one has begun."""
+    unguarded(tiny, monkeypatch)
+    gone, end = tiny.root / command.split("../")[1], tmp_path_factory.mktemp("end") / "end"
+
+    class Late(Progress):
+        def cell(self, name, number, total):
+            if number == late:
+                wait_until(lambda: not gone.exists() if late == 2 else end.exists())
+
+    cells = "print(1)", f"!{command}", f"open({str(end)!r}, 'w')", "print('fine')"
+    tiny.write("book/one.md", chapter("One", *cells))
+    with pytest.raises(BookError) as error:
+        execute.run(load(tiny.root), jobs=1, progress=Late())
+    assert re.match(r"book/one\.md:18: FileNotFoundError: ", str(error.value)), error.value
 
 
 def test_a_file_in_place_of_the_build_folder_is_told_in_a_line(tiny):
@@ -594,6 +618,86 @@ def test_a_record_without_its_notebook_is_none(tiny):
     record.with_suffix(".ipynb").unlink()
     record.write_text(json.dumps(forged))
     assert {one.name: one.status for one in execute.run(load(tiny.root))}["one"] == "ran"
+
+
+def test_a_record_of_another_form_is_none(tiny):
+    """Whoever shares the folder may have written it."""
+    assert tiny.build()[0] == 0
+    book = load(tiny.root)
+    planned = runs.of_chapter(book, book.chapter("one"))
+    good = runs.known(planned)
+    (record,) = (tiny.root / "_build/runs/lock").glob("one.*.json")
+    text, notebook = record.read_text(), good.notebook
+    fields, cells = json.loads(text), json.loads(notebook)
+    warning = {"cell": 0, "path": None, "line": 1, "message": "old"}
+    data = fields["data"] | {"deprecations": [warning]}
+    record.write_text(json.dumps(fields | {"data": data}))
+    assert runs.known(planned)
+    forged = [
+        *({"seconds": value} for value in (-1, float("nan"), float("inf"), 10**400, True)),
+        *({"day": value} for value in ("<script>", "x" * 10**6, "2026-11-30\n")),
+        *({"read": {name: "gone"}} for name in ("/proc/kmsg", "../x", "book/../../x")),
+        *({"read": {name: ""}} for name in ("x" * 300, "x\0y", "\ud800", "one/" * 2000)),
+        {"data": {"ok": True}},
+        *({"data": data | {"deprecations": value}} for value in (5, {}, "", [3], [{}])),
+        *({"data": data | {"deprecations": [warning | {"line": x}]}} for x in ("x", None)),
+        *({"data": data | {"cells": value}} for value in ("x", None)),
+        *({"data": data | {"processor_seconds": value}} for value in ("x", None, -1)),
+        *({"data": data | {"installed": value}} for value in (3, [3], None)),
+    ]
+    for changed in forged:
+        record.write_text(json.dumps(fields | changed))
+        assert runs.known(planned) is None, str(changed)[:100]
+    others = [
+        "no notebook",
+        "[" * 100_000,
+        json.dumps(cells | {"cells": []}),
+        json.dumps(cells | {"cells": [cells["cells"][0] | {"source": "print(7)"}]}),
+        *(
+            json.dumps(cells | {"cells": [cells["cells"][0] | {"outputs": outputs}]})
+            for outputs in (5, [5], [{}])
+        ),
+    ]
+    for other in others:
+        record.with_suffix(".ipynb").write_text(other)
+        record.write_text(json.dumps(fields | {"version": disk.digest(other)}))
+        assert runs.known(planned) is None, other[:100]
+    record.with_suffix(".ipynb").write_text(notebook)
+    record.write_text("")
+    os.truncate(record, 10 << 30)  # without a byte on the disk
+    assert runs.known(planned) is None
+    record.write_text(text)
+    assert runs.known(planned).version == good.version
+
+
+def test_a_pipe_among_compiled_programs_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.zip")
+    run_notebook.unpack(tmp_path / "b.zip", tmp_path / "programs")
+    assert not list((tmp_path / "programs").iterdir())
+
+
+PROGRAMS = """
+[tool.bookbinder.programs]
+packages = ["nbclient"]
+folder = "CACHE"
+change = "pass"
+"""
+PLACES = {
+    "_build/runs": lambda place: place.symlink_to(place / "nowhere"),
+    "_build/runs/lock": Path.touch,
+    "_build/runs/.slot0": Path.mkdir,
+    "_build/programs": lambda place: place.symlink_to(place / "nowhere"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_stands_in_the_way_of_runs_is_told_in_a_line(tiny, place):
+    (tiny.root / place).parent.mkdir(parents=True)
+    PLACES[place](tiny.root / place)
+    tiny.write("pyproject.toml", (tiny.root / "pyproject.toml").read_text() + PROGRAMS)
+    status, _, err = tiny.build()
+    assert status == 1 and "Traceback" not in err, err
+    assert re.search(rf"{place}: a .+; delete it, and build again$", err, re.MULTILINE), err
 
 
 # --- The disk -------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ newest. Kernels that the user has installed, and settings of Jupyter and IPython
 it. What the kernel and its cells write to the terminal, past the notebook, goes to standard error.
 
 It prints a line for each cell that starts, {"cell": its number among the code cells from 1, "of":
-how many}, and at last the report, which has
+how many, "at": when, in ns by the clock that dates files}, and at last the report, which has
 
 - ok: whether every cell came to its end
 - seconds, cells: how long it took, and how many cells were run
@@ -62,6 +62,9 @@ from pathlib import Path
 MOST_SHOWN = 1_000_000  # characters of output that one cell may have
 PROGRAM = re.compile(r"[\w.-]+-cache")  # the names of files that JAX gives to compiled programs
 UNCACHED = "uncached"  # the tag of cells whose programs are compiled anew
+# The clock by which Linux dates files, CLOCK_REALTIME_COARSE, which Python does not name: the time
+# of the last tick, some milliseconds ago.
+DATES_FILES = 5 if sys.platform == "linux" else time.CLOCK_REALTIME
 
 # Every Python that the notebook starts runs these first, as its sitecustomize. It notes the
 # warnings that Python attributes to cells (whose module is __main__, in the kernel or another
@@ -339,7 +342,8 @@ class Runner:
                 continue
             self.now = n
             (self.folder / "now").write_text(str(n))
-            print(json.dumps({"cell": number, "of": len(self.code)}), flush=True)
+            now = {"cell": number, "of": len(self.code), "at": await next_tick()}
+            print(json.dumps(now), flush=True)
             uncached = self.options.programs and UNCACHED in cell.metadata.get("tags", ())
             if uncached:
                 await self._change_programs(None)
@@ -498,6 +502,16 @@ def environment():
     return {"python": python, "platform": sys.platform, "packages": sorted(packages())}
 
 
+async def next_tick():
+    """The time, in ns, by the clock that dates files, once it is later than the date of any file
+    that has changed before.
+    """
+    before = time.clock_gettime_ns(DATES_FILES)
+    while (now := time.clock_gettime_ns(DATES_FILES)) == before:
+        await asyncio.sleep(0.001)
+    return now
+
+
 async def unless_stopped(work, stop):
     """Wait for some work; cancel it when we are asked to stop."""
     task = asyncio.ensure_future(work)
@@ -534,7 +548,8 @@ def unpack(archive, folder):
     not there.
     """
     folder.mkdir()
-    for file in sorted(archive.parent.glob("*.zip")):
+    # a pipe would be waited for
+    for file in sorted(file for file in archive.parent.glob("*.zip") if file.is_file()):
         with suppress(Exception), zipfile.ZipFile(file) as programs:
             for name in filter(PROGRAM.fullmatch, programs.namelist()):
                 (folder / name).write_bytes(programs.read(name))  # which compares its checksum

@@ -14,6 +14,7 @@ chapter are kept, so that an edit that is undone costs nothing; what failed runs
 """
 
 import base64
+import errno
 import json
 import os
 import re
@@ -43,6 +44,9 @@ FOR_CHAPTERS = "CHAPTERS_"  # how variables begin that are meant for chapters
 KEPT = 6  # runs of one chapter in one environment
 # bytes of compiled programs that are kept; one way to run all chapters takes some 80 MB
 PROGRAMS = 2 << 30
+MOST_KEPT = 200 << 20  # bytes of a notebook with its outputs
+MOST_SECONDS = 10**7  # that a run may have taken
+CHANGED = ("installed", "removed")  # in a report: packages
 MOST_SAID = 100_000  # bytes that are read of what a runner says at its end
 GUARD = Path(__file__).with_name("protect.py")
 BUILD = "_build"
@@ -209,10 +213,10 @@ def known(run):
         ):
             notebook = file.with_suffix(".ipynb")
             with suppress(OSError, UnicodeDecodeError):  # another build has deleted it
-                content = notebook.read_bytes() if notebook.is_file() else b""
-                if disk.bytes_digest(content) == record["version"]:
+                content = _content(notebook)
+                text = content.decode()
+                if disk.bytes_digest(content) == record["version"] and _is_of(run, text):
                     facts = (record[name] for name in _FACTS)
-                    text = content.decode()
                     return Report(*facts, outputs=notebook, notebook=text, reused=True)
     return None
 
@@ -229,31 +233,66 @@ def _earlier(run, key="*"):
 
 
 _FACTS = ("data", "seconds", "day", "read", "version")
-_KINDS = {
-    "key": str,
-    "data": dict,
-    "seconds": int | float,
-    "day": str,
-    "read": dict,
-    "version": str,
+
+
+def _is_number(value):
+    return type(value) in (int, float) and 0 <= value <= MOST_SECONDS  # no NaN
+
+
+def _is_warning(value):
+    kinds = {"cell": int | None, "path": str | None, "line": int, "message": str}
+    return isinstance(value, dict) and all(
+        name in value and isinstance(value[name], kind) for name, kind in kinds.items()
+    )
+
+
+# What a record has, each with what it must be: others may have written it.
+_FORM = {
+    "key": lambda value: isinstance(value, str),
+    "seconds": _is_number,
+    "day": lambda value: re.fullmatch(r"\d{4}-\d\d-\d\d", value),
+    "version": lambda value: re.fullmatch("[0-9a-f]{64}", value),
+    "read": lambda value: all(
+        isinstance(old, str) and not Path(name).is_absolute() and ".." not in Path(name).parts
+        for name, old in value.items()
+    ),
+    "data": lambda value: value["ok"] is True and all(good(value[name]) for name, good in _REPORT),
 }
+_REPORT = (
+    ("seconds", _is_number),
+    ("processor_seconds", _is_number),
+    ("cells", lambda value: type(value) is int),
+    ("deprecations", lambda value: [*value] == value and all(map(_is_warning, value))),
+    *((name, lambda value: all(isinstance(one, str) for one in value)) for name in CHANGED),
+)
 
 
 def _read(file):
     """A record on disk; None if it cannot be read or has another form."""
-    try:
-        record = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    good = isinstance(record, dict) and all(
-        isinstance(record.get(name), kind) for name, kind in _KINDS.items()
-    )
-    good = (
-        good
-        and record["data"].get("ok") is True
-        and all(isinstance(old, str) for old in record["read"].values())
-    )
-    return record if good else None
+    with suppress(OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        record = json.loads(_content(file))
+        if all(good(record[name]) for name, good in _FORM.items()):
+            return record
+    return None
+
+
+def _content(file):
+    """What a file holds; OSError for what is no file, and for more than any run has put out."""
+    status = file.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_KEPT:
+        raise OSError(errno.EFBIG, "no file of a run")
+    return file.read_bytes()
+
+
+def _is_of(run, text):
+    """Whether a text is a notebook with the cells of a run, and outputs."""
+    with suppress(ValueError, RecursionError, TypeError, KeyError):
+        cells = json.loads(text)["cells"]
+        shown = [output for cell in cells for output in cell.get("outputs", ())]
+        return ["".join(cell["source"]) for cell in cells] == [
+            cell.source for cell in run.notebook.cells
+        ] and all(isinstance(output["output_type"], str) for output in shown)
+    return False
 
 
 def at_once(quotas=Path("/sys/fs/cgroup")):
@@ -393,13 +432,13 @@ def _run(run, progress, stop, processes):
         with process, suppress(BrokenPipeError):
             with process.stdin as stdin:
                 stdin.write(nbformat.writes(run.notebook))
-            line, cell = "", 0
+            line, begun = "", [(0, 0)]
             for line in process.stdout:
                 with suppress(ValueError, KeyError):
                     now = json.loads(line)
                     progress.cell(run.name, now["cell"], now["of"])
-                    _note_lost(run.root, saved, lost, cell)
-                    cell = now["cell"]
+                    _note_lost(run.root, saved, lost, len(begun) - 1)
+                    begun.append((now["at"], now["cell"]))
         processes.discard(process)
         if process.returncode < 0:
             _end_what_uses(folder)
@@ -407,8 +446,8 @@ def _run(run, progress, stop, processes):
             return None
         stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - MOST_SAID))
         result = _found(line, process.returncode, stderr.read().decode(**AS_TEXT).strip())
-    _note_lost(run.root, saved, lost, cell)
-    _judge(run, result, saved, lost)
+    _note_lost(run.root, saved, lost, len(begun) - 1)
+    _judge(run, result, saved, {name: _cell_of(*went, begun) for name, went in lost.items()})
     if run.programs:
         _forget_programs(run.programs.parents[2])
     report = Report(result, time.monotonic() - began, f"{datetime.now(UTC).date()}")
@@ -486,11 +525,34 @@ def lost_since(root, saved):
     return sorted(name for name in saved if not is_there(name))
 
 
-def _note_lost(root, saved, lost, cell):
-    """Note the sources that are gone, with the cell that ran when they went."""
-    if saved:
-        for name in lost_since(root, saved):
-            lost.setdefault(name, cell)
+def _note_lost(root, saved, lost, number):
+    """Note the sources that are gone, each with the number of cells that were known to have begun,
+    and the time at which it went: the next cells may run by now.
+    """
+    for name in lost_since(root, saved) if saved else ():
+        if name not in lost:
+            lost[name] = number, min(_last_change_above(root / name), time.time_ns())
+
+
+def _last_change_above(path):
+    """When the nearest folder above a path that is still there was changed, in ns; 0 if none is."""
+    for folder in path.parents:
+        with suppress(OSError):
+            status = folder.stat()
+            if stat.S_ISDIR(status.st_mode):
+                return status.st_mtime_ns
+    return 0
+
+
+def _cell_of(number, went, begun):
+    """The cell that ran when a source went: the last that had begun by then, and none before the
+    one that was known to run.
+
+    Args:
+      number, went: as `_note_lost` has noted them.
+      begun: when each cell began, in ns, and its number, in order; before all others a 0.
+    """
+    return [cell for n, (at, cell) in enumerate(begun) if n <= number or at <= went][-1]
 
 
 def _judge(run, result, saved, lost):

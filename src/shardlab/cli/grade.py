@@ -30,14 +30,16 @@ examples:
 
 The notebooks are those of the book's folder `class`, filled in. Each runs in a kernel of its own, in its own folder, so
 give them only to a machine on which strangers' code may run. With --original, only the answers are taken from what was
-returned, and everything else, above all what checks them, from the notebook that you handed out. With --out, marks are
-written after each notebook. The same command again runs only what is new or has changed since; to run a notebook again,
-delete its lines in the table. The exit status is 1 if a notebook could not be read.
+returned, and everything else, above all what checks them, from the notebook that you handed out. Of several cells for
+one exercise the best counts. With --out, marks are written after each notebook. The same command again runs only what
+is new or has changed since; to run a notebook again, delete its lines in the table. The exit status is 1 if a notebook
+could not be read.
 """  # noqa: E501
 # of a cell in which a participant writes; the notebooks are made so
 BEGINNING = "# Your answer to exercise"
 ANSWER = re.compile(rf"^{BEGINNING} ([\w-]+)", re.MULTILINE)
 RIGHT, OPEN, WRONG, ERROR = "right", "open", "wrong", "error"
+BEST_FIRST = (RIGHT, WRONG, ERROR, OPEN)  # of several cells for one exercise
 MARKS = {RIGHT: "+", OPEN: ".", WRONG: "-", ERROR: "!"}
 LEGEND = "+ right   - wrong   . not solved yet   ! raises another error"
 WHOLE = "(notebook)"  # in place of an exercise, where a notebook cannot be read
@@ -112,7 +114,8 @@ def _marks(out):
     """The table of an earlier run: for each notebook its digest and its verdicts."""
     marks = {}
     try:
-        text = file_bytes(out).decode("utf-8", "surrogateescape")
+        # spreadsheets put a mark before the first column
+        text = file_bytes(out).decode("utf-8-sig", "surrogateescape")
         rows = csv.reader(io.StringIO(text, newline=""))
         head = next(rows, COLUMNS)
         if head != COLUMNS:
@@ -238,9 +241,14 @@ def _code(cell):
 
 
 def answers(notebook):
-    """The cells in which a participant writes, by exercise."""
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    return {match[1]: cell for cell in cells if (match := ANSWER.search(cell.source))}
+    """The cells in which a participant writes, a list for each exercise: a cell that was copied
+    makes two.
+    """
+    by_exercise = {}
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and (match := ANSWER.search(cell.source)):
+            by_exercise.setdefault(match[1], []).append(cell)
+    return by_exercise
 
 
 def with_answers(original, returned, name):
@@ -252,6 +260,8 @@ def with_answers(original, returned, name):
     """
     from copy import deepcopy
 
+    from nbformat.v4 import new_code_cell
+
     merged, given = deepcopy(original), answers(returned)
     places = answers(merged)
     for label in given.keys() - places.keys():
@@ -259,8 +269,15 @@ def with_answers(original, returned, name):
         if not given.keys() & places.keys():
             raise Wrong(says)
         print(plain(f"{says}; its cell does not run"), file=sys.stderr)
-    for label, cell in places.items():  # a cell that was deleted is not solved
-        cell.source = given[label].source if label in given else f"{BEGINNING} {label}"
+    for label, (cell, *_) in places.items():  # a cell that was deleted is not solved
+        cell.source = f"{BEGINNING} {label}"
+        if label in given:
+            cell.source, *more = (one.source for one in given[label])
+            after = merged.cells.index(cell) + 1
+            merged.cells[after:after] = [
+                new_code_cell(source, id=f"{cell.id[:50]}-{number}", metadata=cell.metadata)
+                for number, source in enumerate(more, 1)
+            ]
     return merged
 
 
@@ -390,8 +407,11 @@ def of_notebook(notebook, file, timeout):
     # where it stopped, the last one has not come to its end
     ended = {id(cell) for cell in notebook.cells[: max(0, done - bool(stopped))]}
     return {
-        label: _verdict(cell, "" if id(cell) in ended else stopped)
-        for label, cell in answers(notebook).items()
+        label: min(
+            (_verdict(cell, "" if id(cell) in ended else stopped) for cell in cells),
+            key=lambda found: BEST_FIRST.index(found["verdict"]),
+        )
+        for label, cells in answers(notebook).items()
     }
 
 
@@ -435,7 +455,7 @@ def table(graded):
     labels = [label for label in labels if label != WHOLE]
     shown = _shown(graded)
     width = max(map(len, shown.values()))
-    lines = [f"{number:>2}  {label}" for number, label in enumerate(labels, 1)]
+    lines = [f"{number:>2}  {plain(label)}" for number, label in enumerate(labels, 1)]
     lines += [
         "",
         " " * width + "".join(f"{number:>4}" for number in range(1, len(labels) + 1)) + "  right",
@@ -452,6 +472,6 @@ def table(graded):
     for name, verdicts in graded.items():
         for label, verdict in verdicts.items():
             if verdict["why"]:
-                which = "" if label == WHOLE else f", {label}"
+                which = "" if label == WHOLE else f", {plain(label)}"
                 lines.append(f"{shown[name]}{which}: {verdict['why']}")
     return "\n".join(lines)

@@ -62,11 +62,14 @@ def port_of_this_step():
     coordinator and end its processes.
     """
     own = "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT"
-    step, nodes = (int(os.environ.get("SLURM_STEP_ID") or 0), os.environ.get("SLURM_STEP_NODELIST"))
-    if step == 0 or not nodes or any(os.environ.get(name) for name in own):
+    nodes = os.environ.get("SLURM_STEP_NODELIST")
+    if not nodes or any(os.environ.get(name) for name in own):
+        return {}
+    step = _of_slurm("SLURM_STEP_ID") if os.environ.get("SLURM_STEP_ID") else 0
+    if step == 0:
         return {}
     # 1021, a prime, so that the next step and the next job do not have the same port
-    port = 61440 + (int(os.environ["SLURM_JOB_ID"]) + 1021 * step) % 4096
+    port = 61440 + (_of_slurm("SLURM_JOB_ID") + 1021 * step) % 4096
     return {"coordinator_address": f"{_first_node(nodes)}:{port}"}
 
 
@@ -83,16 +86,22 @@ def coordinator_of(options):
     nodes, job = (os.environ.get(f"SLURM_{name}") for name in ("STEP_NODELIST", "JOB_ID"))
     if named or not nodes or not job or options.get("cluster_detection_method"):
         return named or ""
-    return f"{_first_node(nodes)}:{61440 + int(job) % 4096}"  # as JAX does
+    # as JAX does
+    return f"{_first_node(nodes)}:{61440 + _of_slurm('SLURM_JOB_ID') % 4096}"
 
 
 def _whole(name, least, most, what):
     """The whole number in a variable of the environment; ends this process if there is none."""
     text = os.environ.get(name, "")
-    if re.fullmatch("[0-9]{1,9}", text) and least <= int(text) <= most:
+    if re.fullmatch("[0-9]{1,10}", text) and least <= int(text) <= most:
         return int(text)
     given = f"{name}={_shown(text)}" if name in os.environ else f"{name} is not set"
     raise SystemExit(f"{given}: export {name}={what}, a whole number from {least} to {most}")
+
+
+def _of_slurm(name):
+    """A number that Slurm has set; ends this process if it is none."""
+    return _whole(name, 0, 2**32, "what srun sets for a task")
 
 
 def _parts(name, address):
@@ -104,6 +113,15 @@ def _parts(name, address):
             f"{name}=host:port, such as node1:8476"
         )
     return found[1].strip("[]"), int(found[2])
+
+
+def check_first():
+    """End this process if it has joined before: its own coordinator would be what has the port."""
+    state = _state()
+    if state is not None and state.client is not None:
+        raise SystemExit(
+            "this process has joined before: call join once, and not jax.distributed.initialize"
+        )
 
 
 def check_coordinator(address, first):
@@ -191,8 +209,9 @@ def leave_at_once(kind, error, traceback):
 
 
 def _leave(status):
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # closed, as by `| head`, or no file at all
+            stream.flush()
     if _number() == 0:  # its end is the end of all, who may have an error to print
         time.sleep(1)
     os._exit(status)
@@ -398,6 +417,7 @@ def join(*, any_platform=False, any_program=False, sigterm_seconds=100, **option
         # since JAX 0.8.2
         if "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters:
             options = {"shutdown_timeout_seconds": 60} | options
+        check_first()
         if address := coordinator_of(options):
             rank = options.get("process_id", os.environ.get("SLURM_PROCID"))
             check_coordinator(address, first=str(rank) == "0")
@@ -521,6 +541,11 @@ def shared_folder(folder):
     """
     if "://" in str(folder):
         return folder
+    if str(folder).startswith(("~", "$")):
+        raise SystemExit(
+            f"{_shown(folder)} is a name in which the shell has replaced nothing: write "
+            '"$HOME/run", in double quotes and with a space before it'
+        )
     if not str(folder):
         raise SystemExit("the name of the checkpoints' folder is empty: is its variable set?")
     if re.search("[\ud800-\udfff]", str(folder)):  # TensorStore takes no other names

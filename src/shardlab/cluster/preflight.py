@@ -183,9 +183,9 @@ def _why_cpus(fact):
             else ""
         )
         there = f" ({', '.join(plugins)} is for other GPUs)" if plugins else ""
-        return f"the driver sees GPUs, so JAX lacks its plugin{there}: {how or _pip(versions)}"
+        return f"the driver sees GPUs, so JAX lacks its plugin{there}: {how or _pip(fact)}"
     if other := _mismatch(versions):
-        return f"{other}: install all of them at once, as {_pip(versions)} does"
+        return f"{other}: install all of them at once, as {_pip(fact)} does"
     driver = (
         f"driver {versions['driver']}" if "driver" in versions else f"the driver that {smi} names"
     )
@@ -194,10 +194,15 @@ def _why_cpus(fact):
     )
 
 
-def _pip(versions):
-    """The line that installs JAX's plugin for CUDA, by the driver's version: CUDA 13 needs 580."""
-    number = re.match(r"\d+", versions.get("driver", ""))
-    extra = "cuda13" if number and int(number[0]) >= 580 else "cuda12"
+def _pip(fact):
+    """The line that installs JAX's plugin for CUDA, by the driver and the GPU: CUDA 13 needs driver
+    580 and compute capability 7.5, which a V100 does not have.
+    """
+    driver, gpu = (
+        [int(number) for number in re.findall(r"\d+", text)]
+        for text in (fact["versions"].get("driver", ""), fact.get("capability", ""))
+    )
+    extra = "cuda13" if driver[:1] >= [580] and (not gpu or gpu >= [7, 5]) else "cuda12"
     return f"pip install 'jax[{extra}]' in this environment"
 
 
@@ -307,7 +312,7 @@ def _versions(facts):
                 "versions",
                 False,
                 f"{other} in {names([fact['process']])}",
-                f"install them together: {_pip(fact['versions'])}",
+                f"install them together: {_pip(fact)}",
             )
     shown = [
         f"{name} {facts[0]['versions'][name]}"
@@ -479,9 +484,15 @@ def cards():
             parts[list(parts)[-1]].append(name)
     vendor, driver, near = "nvidia", "", {}
     asked = "--query-gpu=uuid,pci.bus_id,driver_version", "--format=csv,noheader"
-    for line in _output("nvidia-smi", *asked).splitlines():
-        uuid, bus, driver = (word.strip() for word in line.split(","))
-        near[uuid] = _cores_near(bus)
+    for uuid, bus, number in _rows(_output("nvidia-smi", *asked), 3):
+        near[uuid], driver = _cores_near(bus), number
+    # apart from the others: a driver before 510 does not know it
+    of_each = _output("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
+    least = min(
+        (one for (one,) in _rows(of_each, 1) if re.fullmatch(r"\d+\.\d+", one)),
+        key=float,
+        default="",
+    )
     if not parts and (
         amd := re.findall(
             r"^card\d+, *(\S+)$", _output("rocm-smi", "--showuniqueid", "--csv"), re.M
@@ -493,7 +504,7 @@ def cards():
                 r"Driver version, *(\S+)", _output("rocm-smi", "--showdriverversion", "--csv")
             )
         )
-    found = {"vendor": vendor, "unknown": [], "hidden": "", "driver": driver}
+    found = {"vendor": vendor, "unknown": [], "hidden": "", "driver": driver, "capability": least}
     # CUDA takes one part of a GPU
     visible = [mig for gpu in parts for mig in parts[gpu][:1] or [gpu]]
     every = [*visible, *(name for gpu in parts for name in [gpu, *parts[gpu]])]
@@ -516,6 +527,12 @@ def cards():
         "visible": visible,
         "near": [near.get(of.get(name, name), []) for name in visible],
     }
+
+
+def _rows(text, columns):
+    """The rows of a table of values between commas; what else a program has said is none."""
+    rows = ([word.strip() for word in line.split(",")] for line in text.splitlines())
+    return [row for row in rows if len(row) == columns]
 
 
 def _cores_near(bus, devices="/sys/bus/pci/devices"):
@@ -546,9 +563,11 @@ def _package_versions(seen):
     """The versions of what JAX needs on this host, the driver's among them."""
     versions = {"python": sys.version.split()[0]}
     for distribution in importlib.metadata.distributions():
-        name = str(distribution.name).lower()
+        read = distribution.metadata or {}  # nothing, where an installation was interrupted
+        name = str(read.get("Name")).lower()
         if name in PACKAGES or re.fullmatch(LIBRARIES, name):
-            versions.setdefault(name, distribution.version)  # Python imports the first one
+            # Python imports the first one
+            versions.setdefault(name, read.get("Version", "of no version"))
     return versions | ({"driver": seen["driver"]} if seen["driver"] else {})
 
 
@@ -583,6 +602,7 @@ def _facts():
         "vendor": seen["vendor"],
         "unknown": seen["unknown"],
         "hidden": seen["hidden"],
+        "capability": seen["capability"],
         "platforms": jax.config.jax_platforms,
         "near": seen["near"][numbers[0]] if len(numbers) == 1 and numbers[0] < len(visible) else [],
         "cores": sorted(cores),
@@ -646,31 +666,59 @@ class _Patience:
         os._exit(2)
 
 
+def _at_least(least, kind=int):
+    """A reader of numbers from `least` on, for argparse."""
+
+    def number(text):
+        value = kind(text)
+        if not least <= value <= 10**6:
+            raise ValueError(text)
+        return value
+
+    number.__name__ = f"number from {least} to {10**6}"
+    return number
+
+
+def _folder_name(text):
+    if not text:
+        raise argparse.ArgumentTypeError("its name is empty: is its variable set?")
+    return text
+
+
 def _options():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--processes", type=int, default=0, metavar="N", help="how many processes there should be"
+        "--processes",
+        type=_at_least(0),
+        default=0,
+        metavar="N",
+        help="how many processes there should be",
     )
     parser.add_argument(
         "--devices",
-        type=int,
+        type=_at_least(0),
         default=0,
         metavar="N",
         help="how many devices there should be in all",
     )
-    parser.add_argument("--folder", metavar="PATH", help="a folder that all processes should share")
+    parser.add_argument(
+        "--folder",
+        type=_folder_name,
+        metavar="PATH",
+        help="a folder that all processes should share",
+    )
     parser.add_argument(
         "--gbit",
-        type=float,
+        type=_at_least(0, float),
         default=0,
         metavar="G",
         help="Gbit/s that the network should give each",
     )
     parser.add_argument(
         "--limit",
-        type=int,
+        type=_at_least(1),
         default=60,
         metavar="S",
         help="seconds, once JAX is imported, until a hang is ended (60)",
@@ -724,7 +772,7 @@ def main():
         "look at the processes that print nothing: did they all start?",
     )
     facts = _facts() | {"joined": started, "reads": None}
-    if options.folder:
+    if options.folder and "://" not in options.folder:
         facts |= try_folder(options.folder, "preflight")
     every = [json.loads(text) for text in exchange("preflight/facts", json.dumps(facts))]
     every[0]["all_devices"] = sum(facts_of_one["devices"] for facts_of_one in every)
@@ -752,6 +800,8 @@ def main():
         "gbit": options.gbit,
     }
     checks = judge(every, **asked)
+    if options.folder and "://" in options.folder:
+        checks.append(Check("folder", None, f"{options.folder} is an address, and was not checked"))
     checks.insert(0, Check("launcher", True, f"{launcher}, joined in {started:.1f} s"))
     if jax.process_index() == 0:
         both = {"checks": [asdict(check) for check in checks], "processes": every}

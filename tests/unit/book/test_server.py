@@ -42,13 +42,14 @@ def alone(prompt, count):
 
 
 class Gated(Batch):
-    """Takes a step only when the test permits it."""
+    """Takes a step only when the test permits it, and notes those that it is asked for."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.permits = Semaphore(0)
+        self.permits, self.asked = Semaphore(0), Semaphore(0)
 
     def step(self):
+        self.asked.release()
         assert self.permits.acquire(timeout=PATIENCE)
         return super().step()
 
@@ -139,6 +140,8 @@ def test_a_cancelled_request_frees_its_slot_and_disturbs_no_other(start):
     response = left[0].getresponse()
     seen = [response.readline() for _ in range(5)][::2]  # an empty line ends an event
     assert [SYMBOLS.index(json.loads(line[6:])["text"]) for line in seen] == alone(*wanted[0])[:3]
+    for _ in range(4):  # its third token was read, maybe before the engine is done with that step
+        assert engine.batch.asked.acquire(timeout=PATIENCE)
     response.close()
     left[0].close()
     until(engine, lambda: jobs[0].cancelled)

@@ -204,6 +204,32 @@ def test_an_answer_that_ends_the_grader_does_so_once(tmp_path):
     assert rows["zoe.ipynb"] == {"e0": RIGHT}
 
 
+def test_a_table_that_a_spreadsheet_has_saved_is_continued(graded, tmp_path):
+    first = graded("--out", "marks.csv")
+    table = (tmp_path / "marks.csv").read_bytes()
+    (tmp_path / "marks.csv").write_bytes(b"\xef\xbb\xbf" + table)
+    assert graded("--out", "marks.csv", bob=of("check(4)"))["zoe"] == first["zoe"]
+
+
+@pytest.mark.parametrize("options", [(), ("--original", "original.ipynb")])
+@pytest.mark.parametrize("codes", [("check(4)", "..."), ("check(3)", "check(4)")])
+def test_of_two_cells_for_one_exercise_the_best_counts(graded, tmp_path, options, codes):
+    """As when a participant has copied the cell to try something in it."""
+    (tmp_path / "original.ipynb").write_text(writes(of("check(...)")))
+    bob = of(*codes)
+    bob.cells[2].source = bob.cells[2].source.replace("e1", "e0")
+    assert graded(*options, bob=bob)["bob"] == {"e0": RIGHT}
+
+
+def test_the_name_of_an_exercise_is_short_in_a_table(graded):
+    label = "e" * 10_000
+    bob = of("check(4)")
+    bob.cells[1].source = bob.cells[1].source.replace("e0", label)
+    assert graded(bob=bob)["bob"] == {label: RIGHT}
+    text = grade.table({"bob.ipynb": {label: RIGHT | {"verdict": grade.WRONG, "why": "no"}}})
+    assert max(map(len, text.splitlines())) < 2 * MOST_SAID
+
+
 @pytest.mark.parametrize(
     ("table", "says"),
     [

@@ -260,6 +260,7 @@ def test_without_a_driver_no_variable_is_to_blame(monkeypatch):
         "unknown": [],
         "hidden": "",
         "driver": "",
+        "capability": "",
         "near": [],
     }
 
@@ -563,6 +564,64 @@ def test_why_jax_finds_no_device_is_told_by_what_is_there(monkeypatch, sees, ask
 def test_the_driver_decides_which_plugin_to_install(driver, extra):
     seen = {"visible": ["GPU-1"], "versions": {"driver": driver} if driver else {}}
     assert preflight._why_cpus(seen).endswith(f"pip install 'jax[{extra}]' in this environment")
+
+
+@pytest.mark.parametrize(
+    ("capability", "extra"), [("7.0", "cuda12"), ("7.5", "cuda13"), ("10.0", "cuda13")]
+)
+def test_a_v100_needs_cuda_12_whatever_its_driver(drivers, monkeypatch, capability, extra):
+    drivers("four")
+    program = shutil.which("nvidia-smi")
+    with open(program, "a") as file:
+        file.write(f"[ $1 = --query-gpu=compute_cap ] && echo {capability}\ntrue\n")
+    seen = preflight.cards()
+    assert (seen["capability"], seen["driver"]) == (capability, "580.65")
+    facts = seen | {"versions": {"driver": seen["driver"]}}
+    assert f"'jax[{extra}]'" in preflight._why_cpus(facts)
+
+
+def test_what_nvidia_smi_says_beside_its_table_is_no_gpu(drivers):
+    drivers("four")
+    with open(shutil.which("nvidia-smi"), "a") as file:
+        file.write("echo 'Unable to determine the device handle: GPU is lost'\n")
+    seen = preflight.cards()
+    assert (len(seen["visible"]), seen["driver"], seen["capability"]) == (4, "580.65", "")
+
+
+def test_an_installed_package_without_a_version_is_named(tmp_path, monkeypatch):
+    folder = tmp_path / "jaxlib-0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: jaxlib\n")
+    (tmp_path / "x.dist-info").mkdir()  # of an installation that was interrupted
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert preflight._package_versions({"driver": ""})["jaxlib"] == "of no version"
+    assert preflight.judge([fact(versions=preflight._package_versions({"driver": ""}))])
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--gbit", "nan", "invalid number from 0 to 1000000 value: 'nan'"),
+        ("--gbit", "inf", "invalid number from 0 to 1000000 value: 'inf'"),
+        ("--limit", "0", "invalid number from 1 to 1000000 value: '0'"),
+        ("--limit", "-5", "invalid number from 1 to 1000000 value: '-5'"),
+        ("--processes", "-1", "invalid number from 0 to 1000000 value: '-1'"),
+        ("--devices", "8.5", "invalid number from 0 to 1000000 value: '8.5'"),
+        ("--folder", "", "--folder: its name is empty: is its variable set?"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(monkeypatch, capsys, option, value, says):
+    monkeypatch.setattr(sys, "argv", ["preflight.py", f"{option}={value}"])
+    with pytest.raises(SystemExit):
+        preflight._options()
+    assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_an_address_is_no_folder_of_this_host(tmp_path):
+    status, text, _ = end(begin(tmp_path, "--folder", "gs://bucket/run", JAX_PLATFORMS="cpu"))
+    assert status == 0 and "skip folder: gs://bucket/run is an address, and was not" in text, text
+    assert not (tmp_path / "gs:").exists()
 
 
 def test_a_host_s_own_name_matters_where_gloo_joins_several_hosts():

@@ -16,7 +16,7 @@ from places import ROOT
 from slurm_cluster import on_cpus
 from waiting import PATIENCE
 
-from shardlab.cluster.join import join, port_of_this_step
+from shardlab.cluster.join import join, port_of_this_step, shared_folder
 from shardlab.cluster.worker import free_ports
 
 pytestmark = pytest.mark.reads("book/cluster", "book/clusters.md", "src/shardlab")
@@ -415,6 +415,55 @@ def test_a_process_that_has_joined_and_raises_ends_at_once(joined):
     assert healthy.poll() is None  # it is the launcher that ends the others
 
 
+CLOSED = """
+import sys
+from join import join
+
+join()
+import jax
+
+print("joined", flush=True)
+input()
+if jax.process_index() == 1:
+    HOW
+input()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["print('x' * 10**6)", "sys.stdout = object(); 1 / 0"])
+def test_an_error_ends_a_process_at_once_whose_output_is_closed(joined, how):
+    """As behind `| head`, and with an object of the program's own in place of its output."""
+    healthy, broken = joined(CLOSED.replace("HOW", how))
+    until(healthy, "joined"), until(broken, "joined")
+    broken.stdout.close()
+    broken.stdin.write("\n")
+    broken.stdin.close()
+    assert broken.wait(timeout=PATIENCE) == 1
+    assert healthy.poll() is None  # it has not waited for this one, which would have ended too
+    broken.stdout = broken.stdin = None  # for communicate
+
+
+TWICE = """
+import jax, os
+from join import join
+
+FIRST
+print("joined", flush=True)
+join()
+"""
+BY_JAX = "jax.distributed.initialize(os.environ['COORDINATOR'], 2, int(os.environ['PROCESS_ID']))"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["join()", BY_JAX])
+def test_who_joins_twice_is_told_so_and_not_that_a_port_is_taken(joined, first):
+    for process in joined(TWICE.replace("FIRST", first)):
+        out, _ = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 1 and "this process has joined before: call join once" in out
+        assert "in use" not in out
+
+
 HANGS = """
 from join import join
 
@@ -531,6 +580,37 @@ def test_steps_of_one_job_have_coordinators_of_their_own(monkeypatch, nodes, hos
     assert all(61440 <= int(text.rpartition(":")[2]) <= 65535 for text in told)
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "node1i:61440")
     assert port_of_this_step() == {}
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"SLURM_STEP_ID": "junk"}, "SLURM_STEP_ID=junk: export SLURM_STEP_ID=what srun sets"),
+        ({"SLURM_JOB_ID": None}, "SLURM_JOB_ID is not set: export SLURM_JOB_ID=what srun sets"),
+        ({"SLURM_JOB_ID": "12_3"}, "SLURM_JOB_ID=12_3: export SLURM_JOB_ID=what srun sets"),
+        ({"SLURM_STEP_ID": "0", "SLURM_JOB_ID": "x"}, "SLURM_JOB_ID=x: export SLURM_JOB_ID="),
+    ],
+)
+def test_numbers_that_slurm_did_not_set_are_named_in_one_line(monkeypatch, variables, says):
+    for name in list(os.environ):
+        if name.startswith(("SLURM", "OMPI", "JAX_COORD", "COORDINATOR", "PROCESS_ID")):
+            monkeypatch.delenv(name)
+    slurm = {"NTASKS": "2", "PROCID": "1", "JOB_ID": "7", "STEP_ID": "1", "STEP_NODELIST": "n1"}
+    for name, text in ({f"SLURM_{name}": text for name, text in slurm.items()} | variables).items():
+        monkeypatch.setenv(name, text) if text is not None else monkeypatch.delenv(name, False)
+    with pytest.raises(SystemExit) as error:
+        join()
+    assert str(error.value).startswith(says) and str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["~/run", "~", "$WORK/run", "${WORK}/run"])
+def test_a_name_that_the_shell_has_not_replaced_is_no_folder(monkeypatch, tmp_path, name):
+    """As of `--folder=~/run` and of single quotes."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as error:
+        shared_folder(name)
+    assert f"{name} is a name in which the shell has replaced nothing" in str(error.value)
+    assert not list(tmp_path.iterdir())
 
 
 GOOD = {"COORDINATOR": "127.0.0.1:1234", "NUM_PROCESSES": "2", "PROCESS_ID": "0"}
