@@ -60,6 +60,12 @@ def parts(model):  # its definition, its parameters, and statistics, keys and co
     return nnx.split(model, nnx.Param, ...)
 
 
+def specs_of(shapes):  # the layout of all arrays of the state
+    applied = apply_rules(RULES, shapes)
+    assert not applied.idle, applied  # a rule that matches no array is mistyped
+    return applied.specs
+
+
 def create():  # the whole state of a run; its position is the number of rows it has read
     _, params, other = parts(new())
     state = {"params": params, "other": other, "optimizer": OPTIMIZER.init(params), "ema": params}
@@ -84,9 +90,8 @@ def batch_of(first, sharding):  # each process makes its own rows of the batch, 
 def main(folder, steps):
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     definition, *_ = parts(nnx.eval_shape(new))
-    applied = apply_rules(RULES, shapes := jax.eval_shape(create))
-    assert not applied.idle, applied  # a rule that matches no array is mistyped
-    goal, layout = target(shapes, applied.specs, mesh), shardings(applied.specs, mesh)
+    specs = specs_of(shapes := jax.eval_shape(create))
+    goal, layout = target(shapes, specs, mesh), shardings(specs, mesh)
 
     def update(state, batch):
         def with_other(params):

@@ -19,6 +19,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.reads(
         "book/recipes",
+        "book/recipes.md",
         "book/recordings",
         "book/together.md",
         "book/experts.md",
@@ -60,7 +61,7 @@ def alone(tmp_path_factory):
 def test_it_learns_and_is_short_enough_to_read(alone):
     assert list(alone) == list(range(1, 41)) and alone[40] < 0.7 * alone[1]
     assert (
-        len(SCRIPT.read_text().splitlines()) < 130
+        len(SCRIPT.read_text().splitlines()) < 135
     )  # "little more than a hundred", says the chapter
 
 
@@ -109,6 +110,41 @@ def test_a_size_that_the_devices_do_not_divide_is_named(tmp_path):
         and "hidden/kernel" in out
         and "the 3 devices of 'data' do not divide" in out
     )
+
+
+CONVOLUTIONS = """
+class Network(nnx.Module):
+    def __init__(self, rngs):
+        self.first = nnx.Conv(1, 16, (3, 3), rngs=rngs)
+        self.last = nnx.Conv(16, 3, (3, 3), rngs=rngs)
+        self.out = nnx.Linear(96, 8, rngs=rngs)
+
+    def __call__(self, x):
+        x = jax.nn.relu(self.first(x.reshape(-1, 4, 8, 1)))
+        return self.out(jax.nn.relu(self.last(x)).reshape(len(x), -1))
+
+
+train.Network = Network
+train.specs_of = lambda shapes: jax.tree.map(by_largest, shapes)
+print(*(train.specs_of(jax.eval_shape(train.create))["params"][k]["kernel"]
+        for k in ("first", "last", "out")), flush=True)
+train.main(sys.argv[1], int(sys.argv[2]))
+"""
+
+
+def test_a_network_of_convolutions_is_sharded_along_largest_dimensions(tmp_path):
+    page = (ROOT / "book" / "recipes.md").read_text()
+    (rule,) = re.findall(r"^def by_largest.*?\n\n", page, re.S | re.M)
+    path = f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r})"
+    imports = "import jax, train\nfrom flax import nnx\nfrom jax.sharding import PartitionSpec as P"
+    script = ("-c", "\n".join([path, imports, rule, CONVOLUTIONS]))
+    outs = {n: start(tmp_path / str(n), n, 6, script=script).communicate()[0] for n in (1, 8)}
+    one, eight = ([float(loss) for _, loss in STEP.findall(out)] for out in outs.values())
+    assert len(one) == 6, outs[1]
+    np.testing.assert_allclose(eight, one, rtol=1e-4)
+    for layout in ("(None, None, None, 'data')", "(None, None, 'data')"):
+        assert layout in outs[8]
+    assert [*losses(start(tmp_path / "8", 4, 8, script=script))] == [7, 8]
 
 
 # --- other models in bfloat16 in the frame of the recipes ---

@@ -1,6 +1,6 @@
 """What readers copy from `recipes`, against NumPy and the gradient of the whole batch."""
 
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -41,18 +41,33 @@ def mean_loss(w, batch):
 @contract(
     "recipes", "accumulated", draws=25,
     rows=[0, 1, 12, 15, 24], parts=[1, 2, 3, 4, 5], groups=[1, 2, 3],
-    kind=["normal", "zeros", "tiny", "nan"],
+    kind=["normal", "zeros", "tiny", "nan"], of=[None, "loss", "metrics"],
 )  # fmt: skip
-def test_accumulated(accumulated, rows, parts, groups, kind):
+def test_accumulated(accumulated, rows, parts, groups, kind, of):
     """`accumulated` takes a loss that is a mean over the rows of a batch, a number of parts, and a
-    number of groups; parts times groups divides the rows.
+    number of groups; parts times groups divides the rows. With `of=jax.value_and_grad` it returns
+    the mean loss too, and with `partial(jax.value_and_grad, has_aux=True)` the means of all
+    metrics.
     """
     w = {"a": values("normal", (3, 2), seed=1), "b": values("normal", (2,), seed=2)}
     batch = values(kind, (rows, 3)), values("normal", (rows, 2), seed=3)
+    loss, derived = (with_metrics if of == "metrics" else mean_loss), WAYS[of]
     with refusal(not rows or rows % (parts * groups), rows, parts):
-        given = bound(accumulated, loss=mean_loss, parts=parts, groups=groups)
+        options = {"of": derived} if of else {}
+        given = bound(accumulated, loss=loss, parts=parts, groups=groups, **options)
         found = jitted(given)(params=w, batch=batch)
-        close(found, jax.grad(mean_loss)(w, batch), 1e-5)
+        close(found, derived(loss)(w, batch), 1e-5)
+
+
+def with_metrics(params, batch):
+    return mean_loss(params, batch), {"size": abs(batch[0]).sum(1).mean()}
+
+
+WAYS = {
+    None: jax.grad,
+    "loss": jax.value_and_grad,
+    "metrics": partial(jax.value_and_grad, has_aux=True),
+}
 
 
 @cache

@@ -855,3 +855,20 @@ def test_a_kernel_that_communicates_is_named_and_the_rest_is_kept(own_cache):
     )
     told = POD.compile(lambda x: shifted(x, declared), x)
     assert told.kernels == {"my_shift": 4096} and "it declares 4,096 bytes" in repr(told)
+
+
+def test_recorded_steps_sum_gradients_in_float32():
+    chapters, found = {"context", "experts", "pipeline", "tensor", "transformer", "zero"}, set()
+    for entry in pods._recordings():
+        program = pods._from_json(entry["program"])
+        for row in program.traffic:
+            # along the axis `model` tensor parallelism adds activations
+            adds = row.kind in ("all-reduce", "reduce-scatter") and row.axes != ("model",)
+            if adds and any(array.startswith("bf16") for array in row.arrays):
+                found.add(program.name)
+    assert {name for name in found if name.split(":")[0] in chapters} == {
+        "experts: fsdp, astype",  # these are shown on purpose
+        "transformer: bfloat16, cast, then vary",
+        "transformer: bfloat16, vary, then cast",
+        "zero: mixed, cast_first",
+    }
