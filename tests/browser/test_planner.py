@@ -321,7 +321,13 @@ CONFIGS = [
     DENSE
     | LATENT
     | {"model_type": "deepseek_v3", "tie_word_embeddings": False, "num_key_value_heads": 32},
-    *(DENSE | {"model_type": kind, "tie_word_embeddings": False} for kind in ("olmo2", "granite")),
+    *(
+        DENSE | {"model_type": kind, "tie_word_embeddings": False}
+        for kind in ("olmo", "olmo2", "granite", "smollm3")
+    ),
+    DENSE
+    | {"model_type": "olmoe", "num_experts": 64, "num_experts_per_tok": 8}
+    | {"tie_word_embeddings": False},
     DENSE | {"model_type": "granite", "tie_word_embeddings": True},
     DENSE | {"model_type": "seed_oss", "head_dim": 128, "num_attention_heads": 40},
     DENSE

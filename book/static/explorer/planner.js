@@ -6,7 +6,7 @@ const { bar, bytesText, codeBox, figure, folded, fromConfig, g, gigabytes, h, me
 const ALL = ("layers d_model d_ff heads kv_heads head_dim vocab experts experts_per_token shared_experts expert_d_ff dense_layers " +
   "kv_rank q_rank rope_dim").split(" "); // the sizes of a model
 const STATE = { parameters: "bf16", gradients: "bf16", moments: "f32", master: "none" };
-const KEYS = [...("use model chip chips slices batch sequence remat tokens products overlap dispatch parameters gradients moments master prompt " +
+const KEYS = [...("use model chip chips slices batch sequence remat tokens products overlap dispatch lora parameters gradients moments master prompt " +
   "output latency first weights cache reserve choice gated tied").split(" "), ...ALL];
 const isTpu = (chip) => explorer.data.chips[chip].torus.length > 0;
 const digits = (n, many = 3) => plain(Number(n.toPrecision(many)));
@@ -20,9 +20,10 @@ function given(form) {
   const chosen = (names) => names.map((name) => [name, form[name]]);
   return {
     model: explorer.data.models[form.model] || own, chip: form.chip,
+    ...(explorer.data.models[form.model] ? { name: form.model } : {}),
     ...Object.fromEntries(number(["chips", "reserve"])),
     ...Object.fromEntries(form.use === "serve" ? [...number(["prompt", "output", "latency", "first"]), ...chosen(["weights", "cache"])]
-      : [...number(["batch", "sequence"]), ...chosen(["remat", "products", "dispatch", ...Object.keys(STATE)]),
+      : [...number(["batch", "sequence", "lora"]), ...chosen(["remat", "products", "dispatch", ...Object.keys(STATE)]),
       ["overlap", (form.overlap || "").split(",").filter((axis) => axis)]]),
     slices: isTpu(form.chip) && form.use !== "serve" ? Number(form.slices) : 1,
   };
@@ -43,7 +44,7 @@ function command(form) {
   }
   return `${words} ${form.chips} --batch-tokens ${form.batch} --sequence ${form.sequence}` +
     `${isTpu(form.chip) ? option("slices", form.slices, "1") : ""}${option("remat", form.remat, "")}` +
-    `${option("products", form.products, "bf16")}${option("overlap", form.overlap.replace(",", " "), "")}${option("dispatch", form.dispatch, "expert")}` +
+    `${option("products", form.products, "bf16")}${option("overlap", form.overlap.replace(",", " "), "")}${option("dispatch", form.dispatch, "expert")}${option("lora", form.lora, "0")}` +
     `${Object.entries(STATE).map(([name, usual]) => option(name, form[name], usual)).join("")}${reserve}`;
 }
 
@@ -60,13 +61,14 @@ function beyond(choice, { model, chip, sequence, products = "bf16" }) {
   return missing.length ? [`No published run on ${kind} tests ${missing.join("; ")}.`] : [];
 }
 
-function bandOf({ mesh }, { model, chip, sequence, products = "bf16" }) {
+function bandOf({ mesh }, { model, chip, sequence, products = "bf16", lora = 0, parameters }) {
   const { bands, fitted, most, order } = explorer.data;
   const family = isTpu(chip) ? "tpu" : "gpu";
   const axes = order.filter((axis) => mesh[axis] > 1);
+  const untested = !Object.keys(fitted[family].products).some((name) => chip.startsWith(name));
   const has = {
-    "narrow mixture": model.experts > 0 && products !== "bf16", mixture: model.experts > 0, long: axes.includes("context") || sequence >= most.long, narrow: products !== "bf16",
-    chip: !Object.keys(fitted[family].products).some((name) => chip.startsWith(name)),
+    quantised: lora > 0 && parameters === "nf4", adapters: lora > 0 && !untested, "narrow mixture": model.experts > 0 && products !== "bf16", mixture: model.experts > 0, long: !lora && (axes.includes("context") || sequence >= most.long),
+    narrow: !lora && products !== "bf16", chip: untested,
     pipeline: axes.includes("pipeline") && axes.length > 2, dense: true,
   };
   const kind = Object.keys(has).find((name) => has[name]);

@@ -113,7 +113,7 @@ function server(given, on, sequences) {
 function servedBands({ model, chip }, { made, tensor, pipeline, expert }, sequences) {
   const { bands, many, tested_chips: tested } = explorer.data.served;
   if (pipeline * expert > 1 || tensor > made.near || !tested.includes(chip)) return {};
-  const name = `${made.chip.torus.length ? "tpu" : "gpu"}${model.experts ? ", experts" : ""}`;
+  const name = `${made.chip.peers ? "mesh" : made.chip.torus.length ? "tpu" : "gpu"}${model.experts ? ", experts" : ""}`;
   return {
     throughput: sequences >= many ? bands[name] : undefined, token: bands[`${name}, token`],
     first: bands[`${name}, ${sequences > 1 ? "loaded" : "first_token"}`],
