@@ -394,7 +394,14 @@ def test_the_data_is_that_of_shardlab():
 # --- The page -------------------------------------------------------------------------------------
 
 
+def settled(page):
+    """The page, when its answer is there."""
+    page.locator("[data-explorer=planner]:not([aria-busy])").wait_for(state="attached")
+    return page
+
+
 def words(page):
+    settled(page)
     return page.locator(".explorer-words").inner_text()
 
 
@@ -408,14 +415,16 @@ def control(page, label):
 
 def tiles(page):
     """{name: [what stands there, the line below]}."""
-    found = page.locator(".planner-tiles > div").evaluate_all(
-        "all => all.map((one) => one.innerText.split('\\n'))"
+    found = (
+        settled(page)
+        .locator(".planner-tiles > div")
+        .evaluate_all("all => all.map((one) => one.innerText.split('\\n'))")
     )
     return {name: [line for line in rest if line] for name, *rest in found}
 
 
 def command(page):
-    return page.get_by_role("group", name="Command").inner_text()
+    return settled(page).get_by_role("group", name="Command").inner_text()
 
 
 def printed(line):

@@ -3,7 +3,7 @@
 //   case: { model: { layers, d_model, ... }, chip, slices, batch, sequence, data, fsdp, tensor, pipeline, context, expert,
 //   microbatches, stages, gathers, remat, reserve, and dtypes }, with the reserve in per cent; the number of chips follows
 //   from the mesh. What only some cases have: the sizes of experts and latents, expert, products, lora, parameters and so on.
-(function (explorer) {
+window.explorer.shared(function (explorer) {
 "use strict";
 const { AXES, plain, product, times } = explorer;
 const { max, min, floor, ceil, log2 } = Math;
@@ -408,4 +408,4 @@ function fit(given) {
 Object.assign(explorer, {
   axisSeconds, fit, flopsOf, linkShare, machine, noAdapters, noPeak, notAModel, place, places, sizesOf, splits, step, unknownHost,
 });
-})(window.explorer);
+});

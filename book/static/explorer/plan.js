@@ -1,6 +1,6 @@
 // Every mesh for a model on a machine, ranked as by shardlab.plan, and why each loses against the first.
 //   case: { model, chip, chips, slices, batch, sequence, remat, reserve, and perhaps products and dtypes }
-(function (explorer) {
+window.explorer.shared(function (explorer) {
 "use strict";
 const { AXES, divisors, machine, noAdapters, noPeak, notAModel, places, sizesOf, splits, step, unknownHost } = explorer;
 const { floor, log, max, min } = Math;
@@ -152,4 +152,4 @@ function why(choice, first, usable) {
 }
 
 Object.assign(explorer, { plan, why });
-})(window.explorer);
+});

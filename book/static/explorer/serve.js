@@ -1,7 +1,7 @@
 // What serving costs: shardlab.serving, for requests of one kind on every layout of the chips.
 //   case: { model, chip, chips, prompt, output, weights, cache, reserve, latency, first }: the longest time for 95 of 100
 //   tokens and to the first one in ms, or 0 for any
-(function (explorer) {
+window.explorer.shared(function (explorer) {
 "use strict";
 const { axisSeconds, divisors, flopsOf, machine, notAModel, place, sizesOf, splits } = explorer;
 const { ceil, floor, max, min } = Math;
@@ -156,4 +156,4 @@ function serve(given) {
 }
 
 Object.assign(explorer, { serve });
-})(window.explorer);
+});

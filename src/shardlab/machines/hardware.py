@@ -241,8 +241,8 @@ class Chip:
 #   [A10G] NVIDIA A10G, data sheet by NVIDIA and AWS, 2022-02: 70 TFLOP/s bf16, 140 int8; 24 GB, 600
 #          GB/s; PCIe 4.0
 #   [T4] https://www.nvidia.com/en-us/data-center/tesla-t4/: 65 TFLOP/s fp16, 130 int8, 260 int4; 16
-#          GB, 300 GB/s; PCIe 3.0 x16. It multiplies no bf16: what is called so here is fp16 there, as
-#          wide and with a loss that has to be scaled.
+#          GB, 300 GB/s; PCIe 3.0 x16. It multiplies no bf16: what is called so here is fp16 there,
+#          as wide and with a loss that has to be scaled.
 _TPU = {"link_seconds": 1e-6, "network_seconds": 25e-6}  # [SB], [DCN]
 _GPU = {"link_seconds": 0.6e-6, "network_seconds": 2.7e-6}  # [NCCL]
 CHIPS = {
