@@ -154,7 +154,7 @@ def ranked(run, axes=None):
     how = {name: run.how[name] for name in DTYPES if name in run.how}
     asked = {
         name: run.how[name]
-        for name in ("remat", "products", "overlap", "dispatch")
+        for name in ("remat", "products", "overlap", "dispatch", "lora")
         if name in run.how
     }
     made = plan(

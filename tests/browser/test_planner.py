@@ -321,7 +321,13 @@ CONFIGS = [
     DENSE
     | LATENT
     | {"model_type": "deepseek_v3", "tie_word_embeddings": False, "num_key_value_heads": 32},
-    *(DENSE | {"model_type": kind, "tie_word_embeddings": False} for kind in ("olmo2", "granite")),
+    *(
+        DENSE | {"model_type": kind, "tie_word_embeddings": False}
+        for kind in ("olmo", "olmo2", "granite", "smollm3")
+    ),
+    DENSE
+    | {"model_type": "olmoe", "num_experts": 64, "num_experts_per_tok": 8}
+    | {"tie_word_embeddings": False},
     DENSE | {"model_type": "granite", "tie_word_embeddings": True},
     DENSE | {"model_type": "seed_oss", "head_dim": 128, "num_attention_heads": 40},
     DENSE
@@ -388,7 +394,14 @@ def test_the_data_is_that_of_shardlab():
 # --- The page -------------------------------------------------------------------------------------
 
 
+def settled(page):
+    """The page, when its answer is there."""
+    page.locator("[data-explorer=planner]:not([aria-busy])").wait_for(state="attached")
+    return page
+
+
 def words(page):
+    settled(page)
     return page.locator(".explorer-words").inner_text()
 
 
@@ -402,14 +415,16 @@ def control(page, label):
 
 def tiles(page):
     """{name: [what stands there, the line below]}."""
-    found = page.locator(".planner-tiles > div").evaluate_all(
-        "all => all.map((one) => one.innerText.split('\\n'))"
+    found = (
+        settled(page)
+        .locator(".planner-tiles > div")
+        .evaluate_all("all => all.map((one) => one.innerText.split('\\n'))")
     )
     return {name: [line for line in rest if line] for name, *rest in found}
 
 
 def command(page):
-    return page.get_by_role("group", name="Command").inner_text()
+    return settled(page).get_by_role("group", name="Command").inner_text()
 
 
 def printed(line):

@@ -176,6 +176,14 @@ function show(widget, words = "") {
   arrange(widget);
   const { part, pinned, output, buttons } = widget;
   const wrong = problem(widget);
+  const turn = widget.turn = (widget.turn ?? 0) + 1;
+  const later = wrong ? null : part.prepare?.(get(widget));
+  if (later) { // what takes a while; the last answer stands until then
+    widget.box.setAttribute("aria-busy", "true");
+    later.then(() => { if (turn === widget.turn) show(widget, words); });
+    return true;
+  }
+  widget.box.removeAttribute("aria-busy");
   const shown = wrong ? { words: `${wrong}.`, refused: true, nodes: [] } : part.show(get(widget));
   const compared = pinned && shown.numbers && compare(part.show(pinned), shown);
   const folds = () => output.querySelectorAll("details");
@@ -189,6 +197,7 @@ function show(widget, words = "") {
     buttons.pin.disabled = !pinned && !shown.numbers;
   }
   if (buttons.code) buttons.code.hidden = !output.querySelector("pre");
+  widget.place?.(); // for the first time
   return !wrong;
 }
 
@@ -248,8 +257,11 @@ function build(box) {
     put(widget, values);
     if (show(widget)) remember(widget);
   });
-  show(widget); // if this fails, the page stays as it was
-  box.replaceChildren(made);
+  widget.place = () => { // until then, and if this fails, the page stays as it was
+    box.replaceChildren(made);
+    widget.place = null;
+  };
+  show(widget);
   widgets[name] = widget;
 }
 

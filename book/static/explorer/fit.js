@@ -2,8 +2,8 @@
 // the same operations in the same order, so that even ties are ranked as there.
 //   case: { model: { layers, d_model, ... }, chip, slices, batch, sequence, data, fsdp, tensor, pipeline, context, expert,
 //   microbatches, stages, gathers, remat, reserve, and dtypes }, with the reserve in per cent; the number of chips follows
-//   from the mesh. What only some cases have: the sizes of experts and latents, expert, products, parameters and so on.
-(function (explorer) {
+//   from the mesh. What only some cases have: the sizes of experts and latents, expert, products, lora, parameters and so on.
+window.explorer.shared(function (explorer) {
 "use strict";
 const { AXES, plain, product, times } = explorer;
 const { max, min, floor, ceil, log2 } = Math;
@@ -209,6 +209,16 @@ function notAModel({ layers, heads, kv_heads: kv, experts = 0, experts_per_token
   return plain > layers ? wrong(`dense_layers is ${plain}; use a number from 0 to ${layers}, the layers`) : null;
 }
 
+// Why there are no such adapters on a model.
+function noAdapters({ d_model: d, experts, kv_rank }, { lora = 0, parameters }, name = "this model") {
+  if (lora > d) return wrong(`lora is ${lora}; use the rank of the adapters, a whole number up to ${plain(d)}, or 0 to train all parameters`);
+  if (lora && (experts || kv_rank)) {
+    return wrong(`adapters are counted for dense models alone, and ${name} has ${experts ? "a mixture of experts" : "latent attention"}; ` +
+      "leave lora out");
+  }
+  return parameters === "nf4" && !lora ? wrong("parameters in nf4 cannot be trained; add adapters on them, such as lora=16") : null;
+}
+
 // Why a chip cannot multiply in this dtype.
 function noPeak(name, dtype = "bf16") {
   const peaks = explorer.data.chips[name].flops_per_second;
@@ -218,7 +228,7 @@ function noPeak(name, dtype = "bf16") {
 // Why there is no such step.
 function refused(model, given) {
   const [{ heads, kv_heads: kv, layers, experts }, { tensor, pipeline, stages, expert = 1 }] = [model, given];
-  const error = notAModel(model) || unknownHost(given);
+  const error = notAModel(model) || unknownHost(given) || noAdapters(model, given, given.name);
   if (error) return error;
   if (pipeline * stages > layers) return wrong(`${pipeline * stages} stages are more than the ${layers} layers`);
   if (expert > 1 && (!experts || experts % expert)) {
@@ -233,7 +243,14 @@ function refused(model, given) {
 const DTYPES = { parameters: "bf16", gradients: "bf16", moments: "f32", master: "none" };
 const widths = (given) => Object.entries(DTYPES).map(([name, dtype]) => explorer.data.widths[given[name] ?? dtype] ?? 0);
 
-// [the memory of a chip, that of its host], in the first stage, which keeps a micro-batch for each.
+// Of adapters: the parameters of a layer, and the bytes of a parameter of the frozen model on average.
+function adaptersOf({ layers, d_model: d, d_ff: f, heads, kv_heads: kv, head_dim, gated }, { embedding, parameters }, given) {
+  const [rank, [wide], frozen] = [given.lora || 0, widths(given), given.parameters === "nf4"];
+  const each = rank * (2 * (d + heads * head_dim) + 2 * (d + kv * head_dim) + (gated ? 3 : 2) * (d + f));
+  return { rank, each, all: layers * each, frozen, mean: frozen ? (wide * (parameters - embedding) + 2 * embedding) / parameters : wide };
+}
+
+// [the memory of a chip, that of its host, that of a frozen model], in the first stage, which keeps a micro-batch for each.
 function memoryOf(model, counted, given) {
   const { batch, data, fsdp, tensor, pipeline, context, expert = 1, microbatches: micro, stages, gathers, remat } = given;
   const { layers, vocab } = model;
@@ -241,24 +258,29 @@ function memoryOf(model, counted, given) {
   const [wide, gradient, moment, master] = widths(given);
   const tokens = batch / (data * fsdp * expert * context * micro); // of a micro-batch
   const shards = fsdp * context * expert * tensor;
-  const held = ((parameters - embedding) / pipeline + embedding / min(pipeline, 2)) / shards;
+  const embedded = embedding / min(pipeline, 2);
+  const { rank, each, all, frozen } = adaptersOf(model, counted, given);
+  const held = (rank ? all / pipeline : (parameters - embedding) / pipeline + embedded) / shards; // of what is trained
+  const base = rank ? (wide * (parameters - embedding) / pipeline + (frozen ? 2 : wide) * embedded) / shards : 0;
   const longer = stages > 1 && micro > 1 ? 1 + (pipeline - 1) / (pipeline * stages) : 1; // in an interleaved schedule
   const keeping = min(micro, pipeline) * longer * layers / pipeline; // layers whose activations are kept
   const { recomputes, keeps, hosts } = explorer.data.remat[remat];
   const narrow = given.products === "fp8" && remat === "none" && !explorer.data.chips[given.chip].torus.length;
   const kept = narrow ? [3, 2.5, 2, model.gated ? 1.25 : 1.5] : keeps;
   const once = min(wide, 2); // wider parameters are cast before they are gathered
-  const whole = (gathers === 1 ? (once + gradient) * layers / pipeline : 2 * once) * counted.gathered(expert);
+  const gathered = counted.gathered(expert);
+  const whole = gathers === 1 ? (once * gathered + gradient * (rank ? each : gathered)) * layers / pipeline : 2 * once * gathered;
   return [{ // activations in bf16, logits in f32
-    parameters: wide * held,
+    parameters: base + (rank ? gradient : wide) * held, // an adapter is as wide as its gradient
     gradients: gradient * held,
     moments: 2 * moment * held,
     ...(master ? { "master weights": master * held } : {}),
     activations: 2 * tokens * (keeping * width(kept) + min(keeping, 2) * width(hosts)) / tensor,
-    working: 2 * tokens * (recomputes.length ? width(explorer.data.remat.none.keeps) : 0) / tensor,
+    working: 2 * tokens * (recomputes.length ? width(explorer.data.remat.none.keeps) : 0) / tensor +
+      (frozen ? 2 * model.d_model * model.d_ff / tensor : 0), // the largest matrix, in 16 bits again
     gathered: shards > tensor * expert ? whole / tensor : 0,
     logits: 4 * tokens * vocab / tensor,
-  }, 2 * tokens * keeping * width(hosts) / tensor];
+  }, 2 * tokens * keeping * width(hosts) / tensor, base];
 }
 
 // The cost of a step, on a machine whose places are known.
@@ -269,7 +291,8 @@ function step(model, counted, made, where, given) {
     reserve } = given;
   const { chip } = made;
   const { recomputes, reads, pairs: repeated, keeps, hosts } = explorer.data.remat[remat];
-  const [memory, onHost] = memoryOf(model, counted, given);
+  const [memory, onHost, base] = memoryOf(model, counted, given);
+  const { rank, all: inAdapters, frozen, mean } = adaptersOf(model, counted, given);
   const [wide, gradient] = widths(given);
   const state = memory.parameters + memory.gradients + memory.moments + (memory["master weights"] || 0);
   const total = state + memory.activations + memory.working + memory.gathered + memory.logits;
@@ -279,18 +302,23 @@ function step(model, counted, made, where, given) {
   // Compute.
   const [forward, repeat, scores] = flopsOf(model, counted, sequence, recomputes);
   const [forwards, again] = [tokens / tensor * forward / pipeline, tokens / tensor * repeat / pipeline];
-  const flops = 3 * forwards + again;
-  const products = 3 * (2 * allLayers * (attention + ff) * tokens / (tensor * pipeline)) + again -
+  const adapting = 3 * 2 * inAdapters * tokens / (tensor * pipeline);
+  // A frozen matrix has no gradient, which takes a third of its FLOPs.
+  const useful = rank ? 3 * forwards - 2 * counted.multiplied * tokens / (tensor * pipeline) + adapting : 3 * forwards;
+  const flops = useful + again;
+  const products = (rank ? 2 : 3) * (2 * allLayers * (attention + ff) * tokens / (tensor * pipeline)) + adapting + again -
     (recomputes.includes("scores") ? scores * layers * tokens / tensor : 0);
   const seconds = { compute: products / fast + (flops - products) / peak };
 
   // HBM.
   const [many, dense] = [routed / expert, parameters - routed].map((n) => n / (tensor * pipeline)); // of experts, and others
-  const update = 2 * (state - memory.gradients) + memory.gradients;
+  const trained = rank ? inAdapters / (tensor * pipeline) : many + dense;
+  const restored = frozen ? micro * reads * 4 * (allLayers * (attention + ff) / (tensor * pipeline)) : 0; // in 16 bits, each pass
+  const update = 2 * (state - memory.gradients - base) + memory.gradients + restored;
   const forToken = tokens * allLayers / (tensor * pipeline) * 2; // of one element of its width
   const moved = width(hosts) * forToken;
   const bandwidth = chip.hbm_bytes_per_second;
-  seconds.hbm = (micro * (reads * wide + gradient) * (many + dense) + update + 2 * width(keeps) * forToken + 4 * moved) / bandwidth;
+  seconds.hbm = (micro * (reads * mean * (many + dense) + gradient * trained) + update + 2 * width(keeps) * forToken + 4 * moved) / bandwidth;
   seconds.host = moved ? 2 * moved / chip.host_bytes_per_second : 0;
 
   // Communication: for each axis where, which kind, how often, and how many bytes.
@@ -301,10 +329,11 @@ function step(model, counted, made, where, given) {
   const crossings = pipeline > 1 ? 2 * stages : 0;
   const [gather, scatter] = gathers === 2 ? [2 * micro, micro] : [1, 1];
   const sent = (chosen || 0) * mixed / pipeline * (4 + 2 * recomputes.includes("mlp")); // arrays to the experts and back
-  const sharded = (at, n) => [[at, "all-gather", gather * layers, gather * n * min(wide, 2)],
-    [at, "reduce-scatter", scatter * layers, scatter * n * gradient]];
+  const adapters = inAdapters / (tensor * pipeline);
+  const sharded = (at, n) => [[at, "all-gather", gather * layers, gather * (n * min(mean, 2) + adapters * gradient)],
+    [at, "reduce-scatter", scatter * layers, scatter * (rank ? adapters : n) * gradient]];
   const moves = {
-    data: [["data", "all-reduce", layers, (dense + many * expert) * tensor / (fsdp * context * expert * tensor) * gradient]],
+    data: [["data", "all-reduce", layers, (rank ? adapters : dense + many * expert) * tensor / (fsdp * context * expert * tensor) * gradient]],
     fsdp: [...sharded("fsdp", dense), ...(experts ? sharded("routed", many) : [])],
     tensor: [["tensor", "all-reduce", micro * pairs, pairs * held]],
     pipeline: [["pipeline", PERMUTE, crossings * micro, crossings * held / tensor]],
@@ -339,7 +368,7 @@ function step(model, counted, made, where, given) {
   const slower = (attention * (1 + half / min(rows, d, heads * head_dim / tensor)) + ff * mlps) / (attention + ff);
   const overlap = given.overlap || [];
   const left = overlap.includes("expert") && expert > 1 ? share * fitted.while_sending : share;
-  const output = 6 * vocab * d * tokens / (tensor * pipeline);
+  const output = (rank ? 4 : 6) * vocab * d * tokens / (tensor * pipeline);
   const attending = (flops - products - output) * ((1 + fitted.half.bf16 / head_dim) / (1 + fitted.half.bf16 / 128));
   const work = (products / fast * slower + (attending + output) / peak) / left;
   const hidden = { fsdp: work, data: 2 / 3 * work / micro, context: attending / peak / left };
@@ -357,7 +386,7 @@ function step(model, counted, made, where, given) {
   const lower = longest * (1 + bubble);
   const sum = AXES.reduce((all, axis) => all + seconds[axis], seconds.host);
   const expected = (work + exposed) * (1 + bubble) + updating;
-  const mfu = 3 * forwards / fast / lower;
+  const mfu = useful / fast / lower;
   return {
     parameters, memory, total_bytes: total, state_bytes: state, host_bytes: onHost, hbm_bytes: chip.hbm_bytes, flops, bubble, mfu,
     fits: total <= chip.hbm_bytes * (1 - reserve / 100),
@@ -377,6 +406,6 @@ function fit(given) {
 }
 
 Object.assign(explorer, {
-  axisSeconds, fit, flopsOf, linkShare, machine, noPeak, notAModel, place, places, sizesOf, splits, step, unknownHost,
+  axisSeconds, fit, flopsOf, linkShare, machine, noAdapters, noPeak, notAModel, place, places, sizesOf, splits, step, unknownHost,
 });
-})(window.explorer);
+});

@@ -1,8 +1,8 @@
 // Every mesh for a model on a machine, ranked as by shardlab.plan, and why each loses against the first.
 //   case: { model, chip, chips, slices, batch, sequence, remat, reserve, and perhaps products and dtypes }
-(function (explorer) {
+window.explorer.shared(function (explorer) {
 "use strict";
-const { AXES, divisors, machine, noPeak, notAModel, places, sizesOf, splits, step, unknownHost } = explorer;
+const { AXES, divisors, machine, noAdapters, noPeak, notAModel, places, sizesOf, splits, step, unknownHost } = explorer;
 const { floor, log, max, min } = Math;
 
 // Every mesh: on several nodes of GPUs with pipeline and context axes too, for long sequences with a context axis, and with
@@ -110,6 +110,8 @@ function plan(given, helps = true) {
     return wrong(`a batch of ${batch} tokens is not a whole number of sequences of ${sequence} tokens; use ` +
       `${below ? `${below} or ` : ""}${below + sequence}`);
   }
+  const error = noPeak(chip, given.products) || unknownHost(given) || noAdapters(model, given, given.name);
+  if (error) return error;
   const [all, even] = shared(made, given, isSeveral(made));
   if (!even.length) {
     const enough = all.reduce((least, { data, fsdp, expert }) =>
@@ -117,8 +119,6 @@ function plan(given, helps = true) {
     return wrong(`${batch / sequence} sequences cannot be shared evenly by ${chips} chips in any mesh whose tensor axis ` +
       `fits ${model.heads} heads; use ${enough} sequences (${enough * sequence} tokens), or fewer chips`);
   }
-  const error = unknownHost(given) || noPeak(chip, given.products);
-  if (error) return error;
   const choices = priced(made, even, given);
   const fitting = choices.filter(({ fits }) => fits).length;
   return { choices, fitting, uneven: all.length - even.length, remedies: fitting || !helps ? [] : [...remedies(made, given)] };
@@ -152,4 +152,4 @@ function why(choice, first, usable) {
 }
 
 Object.assign(explorer, { plan, why });
-})(window.explorer);
+});

@@ -6,7 +6,7 @@ const { bar, bytesText, codeBox, figure, folded, fromConfig, g, gigabytes, h, me
 const ALL = ("layers d_model d_ff heads kv_heads head_dim vocab experts experts_per_token shared_experts expert_d_ff dense_layers " +
   "kv_rank q_rank rope_dim").split(" "); // the sizes of a model
 const STATE = { parameters: "bf16", gradients: "bf16", moments: "f32", master: "none" };
-const KEYS = [...("use model chip chips slices batch sequence remat tokens products overlap dispatch parameters gradients moments master prompt " +
+const KEYS = [...("use model chip chips slices batch sequence remat tokens products overlap dispatch lora parameters gradients moments master prompt " +
   "output latency first weights cache reserve choice gated tied").split(" "), ...ALL];
 const isTpu = (chip) => explorer.data.chips[chip].torus.length > 0;
 const digits = (n, many = 3) => plain(Number(n.toPrecision(many)));
@@ -20,9 +20,10 @@ function given(form) {
   const chosen = (names) => names.map((name) => [name, form[name]]);
   return {
     model: explorer.data.models[form.model] || own, chip: form.chip,
+    ...(explorer.data.models[form.model] ? { name: form.model } : {}),
     ...Object.fromEntries(number(["chips", "reserve"])),
     ...Object.fromEntries(form.use === "serve" ? [...number(["prompt", "output", "latency", "first"]), ...chosen(["weights", "cache"])]
-      : [...number(["batch", "sequence"]), ...chosen(["remat", "products", "dispatch", ...Object.keys(STATE)]),
+      : [...number(["batch", "sequence", "lora"]), ...chosen(["remat", "products", "dispatch", ...Object.keys(STATE)]),
       ["overlap", (form.overlap || "").split(",").filter((axis) => axis)]]),
     slices: isTpu(form.chip) && form.use !== "serve" ? Number(form.slices) : 1,
   };
@@ -43,8 +44,69 @@ function command(form) {
   }
   return `${words} ${form.chips} --batch-tokens ${form.batch} --sequence ${form.sequence}` +
     `${isTpu(form.chip) ? option("slices", form.slices, "1") : ""}${option("remat", form.remat, "")}` +
-    `${option("products", form.products, "bf16")}${option("overlap", form.overlap.replace(",", " "), "")}${option("dispatch", form.dispatch, "expert")}` +
+    `${option("products", form.products, "bf16")}${option("overlap", form.overlap.replace(",", " "), "")}${option("dispatch", form.dispatch, "expert")}${option("lora", form.lora, "0")}` +
     `${Object.entries(STATE).map(([name, usual]) => option(name, form[name], usual)).join("")}${reserve}`;
+}
+
+// --- Where it is computed ---
+// A question is the name of a function and its arguments. A Worker computes them, so that the page answers meanwhile; where
+// a browser allows none, such as by a policy, the page computes them itself.
+const answers = new Map(); // the last few
+const pending = new Map(); // how each question that the Worker has is told that it is answered
+let worker = null, works = typeof Worker === "function";
+const keyOf = (question) => JSON.stringify(question);
+function keep(key, answer) {
+  if (answers.size > 64) answers.clear();
+  answers.set(key, answer);
+}
+function answerTo(question) {
+  const [name, ...given] = question;
+  const key = keyOf(question);
+  if (!answers.has(key)) keep(key, explorer[name](...given));
+  return answers.get(key);
+}
+function hire() {
+  const source = `const explorer = {};${explorer.pure.map((part) => `(${part})(explorer);`).join("")}
+addEventListener("message", ({ data: [key, data] }) => {
+  if (data) explorer.data = data;
+  else { const [name, ...given] = JSON.parse(key); postMessage([key, explorer[name](...given)]); }
+});`;
+  const address = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
+  worker = new Worker(address);
+  worker.addEventListener("message", ({ data: [key, answer] }) => {
+    keep(key, answer);
+    pending.get(key)?.done();
+    pending.delete(key);
+  });
+  worker.addEventListener("error", () => { // the page computes what it has not
+    works = false;
+    for (const { done } of pending.values()) done();
+    pending.clear();
+  });
+  worker.postMessage(["", explorer.data]);
+}
+// A promise of the answer to a question; nothing if it is known, or the page has to compute it. A question that is `first`
+// does not wait for those that were asked before.
+function prepared(question, first) {
+  const key = keyOf(question);
+  if (!works || answers.has(key)) return null;
+  if (pending.has(key)) return pending.get(key).promise;
+  try {
+    if (first && pending.size) {
+      worker.terminate();
+      worker = null;
+      pending.clear();
+    }
+    if (!worker) hire();
+  } catch {
+    works = false;
+    return null;
+  }
+  let done;
+  const promise = new Promise((resolve) => { done = resolve; });
+  pending.set(key, { promise, done });
+  worker.postMessage([key]);
+  return promise;
 }
 
 // --- What no run tests ---
@@ -60,13 +122,14 @@ function beyond(choice, { model, chip, sequence, products = "bf16" }) {
   return missing.length ? [`No published run on ${kind} tests ${missing.join("; ")}.`] : [];
 }
 
-function bandOf({ mesh }, { model, chip, sequence, products = "bf16" }) {
+function bandOf({ mesh }, { model, chip, sequence, products = "bf16", lora = 0, parameters }) {
   const { bands, fitted, most, order } = explorer.data;
   const family = isTpu(chip) ? "tpu" : "gpu";
   const axes = order.filter((axis) => mesh[axis] > 1);
+  const untested = !Object.keys(fitted[family].products).some((name) => chip.startsWith(name));
   const has = {
-    "narrow mixture": model.experts > 0 && products !== "bf16", mixture: model.experts > 0, long: axes.includes("context") || sequence >= most.long, narrow: products !== "bf16",
-    chip: !Object.keys(fitted[family].products).some((name) => chip.startsWith(name)),
+    quantised: lora > 0 && parameters === "nf4", adapters: lora > 0 && !untested, "narrow mixture": model.experts > 0 && products !== "bf16", mixture: model.experts > 0, long: !lora && (axes.includes("context") || sequence >= most.long),
+    narrow: !lora && products !== "bf16", chip: untested,
     pipeline: axes.includes("pipeline") && axes.length > 2, dense: true,
   };
   const kind = Object.keys(has).find((name) => has[name]);
@@ -120,32 +183,26 @@ const short = (n) => (n >= 2 ** 20 ? `${digits(n / 2 ** 20)}M` : n >= 1024 ? `${
 const atoms = (n) => (n >= 1000 ? `${digits(n / 1000)}k` : digits(n));
 
 // --- Training ---
-const plans = new Map(); // the last few
-function planned(asked, helps) {
-  const key = JSON.stringify([asked, helps]);
-  if (plans.size > 64) plans.clear();
-  if (!plans.has(key)) plans.set(key, explorer.plan(asked, helps));
-  return plans.get(key);
-}
 const named = ({ mesh }) => explorer.data.order.filter((axis) => mesh[axis] > 1).map((axis) => `${axis}-${mesh[axis]}`).join(".") ||
   "data-1";
 
 // Tokens per second and chip, and days for so many tokens.
 const rates = (asked, seconds, tokens) => ({ speed: asked.batch / seconds / asked.chips, days: tokens / (asked.batch / seconds) / 86400 });
 
-// Both lines, once in sight, a batch whenever the page is idle.
-const idly = window.requestIdleCallback ?? setTimeout;
+// Both lines, once in sight, a batch after the other.
 let turn = 0, watching;
 function against(box, asked, spread) {
   const mine = ++turn;
   const batches = [-3, -2, -1, 0, 1, 2, 3].map((n) => asked.batch * 2 ** n).filter((batch) => batch % asked.sequence === 0 && batch <= 1e9);
   const found = [];
-  const next = () => {
-    if (mine !== turn) return;
-    const batch = batches.shift();
-    const [best] = batch ? planned({ ...asked, batch }, batch === asked.batch).choices || [] : [];
-    if (best) found.push([batch, best]);
-    if (batch) return void idly(next);
+  const next = async () => {
+    for (const batch of batches) {
+      const question = ["plan", { ...asked, batch }, batch === asked.batch];
+      await (prepared(question) ?? new Promise((resolve) => { (window.requestIdleCallback ?? setTimeout)(resolve); }));
+      if (mine !== turn) return;
+      const [best] = answerTo(question).choices || [];
+      if (best) found.push([batch, best]);
+    }
     const points = (of) => found.map(([n, one]) => [n, of(n, one.expected_seconds), one.fits, n === asked.batch]);
     if (found.length > 1) {
       box.replaceChildren(
@@ -157,14 +214,14 @@ function against(box, asked, spread) {
   watching = new IntersectionObserver((marks) => {
     if (!marks.at(-1).isIntersecting) return;
     watching.disconnect();
-    idly(next);
+    next();
   }, { rootMargin: "200px" });
   watching.observe(box);
 }
 
 function train(form) {
   const asked = given(form);
-  const { choices, error, fitting, remedies, uneven } = planned(asked, true);
+  const { choices, error, fitting, remedies, uneven } = answerTo(["plan", asked, true]);
   if (error) return { refused: true, words: `${error.words}.`, nodes: commandBox(command(form)) };
   const { model, chip, batch } = asked;
   const of = explorer.data.chips[chip];
@@ -241,7 +298,7 @@ function layoutText(layout) {
 }
 function serve(form) {
   const asked = given(form);
-  const { layouts, error, usable } = explorer.serve(asked);
+  const { layouts, error, usable } = answerTo(["serve", asked]);
   if (error) return { refused: true, words: `${error.words}.`, nodes: commandBox(command(form)) };
   const has = explorer.data.chips[asked.chip].hbm_bytes;
   const at = form.choice ? layouts.findIndex((one) => namedLayout(one) === form.choice) : 0;
@@ -297,6 +354,7 @@ const planner = {
   keys: Object.fromEntries(KEYS.map((name) => [name, [name]])),
   each: true, // of an address, what is right is kept
   sizes: () => [],
+  prepare: (form) => prepared(form.use === "serve" ? ["serve", given(form)] : ["plan", given(form), true], true),
   show: (form) => (form.use === "serve" ? serve(form) : train(form)),
   // Another question begins with its own first mesh.
   begin({ form }, change) {

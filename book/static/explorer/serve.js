@@ -1,7 +1,7 @@
 // What serving costs: shardlab.serving, for requests of one kind on every layout of the chips.
 //   case: { model, chip, chips, prompt, output, weights, cache, reserve, latency, first }: the longest time for 95 of 100
 //   tokens and to the first one in ms, or 0 for any
-(function (explorer) {
+window.explorer.shared(function (explorer) {
 "use strict";
 const { axisSeconds, divisors, flopsOf, machine, notAModel, place, sizesOf, splits } = explorer;
 const { ceil, floor, max, min } = Math;
@@ -113,7 +113,7 @@ function server(given, on, sequences) {
 function servedBands({ model, chip }, { made, tensor, pipeline, expert }, sequences) {
   const { bands, many, tested_chips: tested } = explorer.data.served;
   if (pipeline * expert > 1 || tensor > made.near || !tested.includes(chip)) return {};
-  const name = `${made.chip.torus.length ? "tpu" : "gpu"}${model.experts ? ", experts" : ""}`;
+  const name = `${made.chip.peers ? "mesh" : made.chip.torus.length ? "tpu" : "gpu"}${model.experts ? ", experts" : ""}`;
   return {
     throughput: sequences >= many ? bands[name] : undefined, token: bands[`${name}, token`],
     first: bands[`${name}, ${sequences > 1 ? "loaded" : "first_token"}`],
@@ -156,4 +156,4 @@ function serve(given) {
 }
 
 Object.assign(explorer, { serve });
-})(window.explorer);
+});

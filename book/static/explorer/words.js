@@ -1,5 +1,5 @@
 // Numbers, and what Python writes: what all calculators share.
-(function (explorer) {
+(function words(explorer) {
 "use strict";
 const product = (numbers) => numbers.reduce((a, b) => a * b, 1);
 const times = (n, make) => Array.from({ length: n }, (_, i) => make(i));
@@ -24,5 +24,12 @@ const meshCode = (mesh) => `mesh = jax.make_mesh(
     axis_types=(AxisType.Auto,) * ${mesh.length},
 )`;
 
-Object.assign(explorer, { AXES, count, divisors, indexText, meshCode, over, plain, product, specText, times, tuple });
+// Scripts that compute, and know nothing of the page: a Worker runs them too.
+const pure = [words];
+const shared = (part) => {
+  part(explorer);
+  pure.push(part);
+};
+
+Object.assign(explorer, { pure, shared, AXES, count, divisors, indexText, meshCode, over, plain, product, specText, times, tuple });
 })((window.explorer = window.explorer || {}));

@@ -17,6 +17,7 @@ from shardlab._tables import aligned, html_table
 from shardlab.arrays.layout import describe, index_text, itemsize, short_dtype
 from shardlab.book.forms import Part, form, label, number, pulled, select
 from shardlab.costs.communication.kinds import KINDS
+from shardlab.costs.dtypes import FROZEN
 from shardlab.costs.plan import FASTER, MOST_CHIPS, MOST_CONTEXT, MOST_PIPELINE, POWERS, STAGES
 from shardlab.machines import hardware, models
 from shardlab.pictures.draw import draw
@@ -100,7 +101,7 @@ def data() -> dict:
             for name, model in MODELS.items()
         },
         "rounds": {name: kind.rounds for name, kind in KINDS.items() if kind.rounds},
-        "widths": dict(costs.BYTES),
+        "widths": costs.BYTES | FROZEN,
         "remat": {name: asdict(remat) for name, remat in costs.REMAT.items()},
         "fitted": {kind: asdict(fitted) for kind, fitted in costs.FITTED.items()},
         "most": {

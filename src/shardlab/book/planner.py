@@ -13,7 +13,7 @@ from shardlab.book import explorer
 from shardlab.book.forms import Part, form, label, number, select
 from shardlab.costs import inference, serving
 from shardlab.costs.bands import KINDS_OF_PLANS, band_of, band_words
-from shardlab.costs.dtypes import BYTES
+from shardlab.costs.dtypes import BYTES, FROZEN
 from shardlab.costs.plan import MOST_CHIPS, ORDER, plan
 from shardlab.costs.published import RUNS
 from shardlab.costs.setting import DISPATCHES, OVERLAPS
@@ -32,7 +32,11 @@ FILES = (
 OWN = "own"
 RESERVE = 10  # per cent of a chip's memory, as in `shardlab.plan`
 USES = {"train": "train it", "serve": "serve it"}
-STATE = {"parameters": ("bf16", "f32"), "gradients": ("bf16", "f32"), "moments": ("f32", "bf16")}
+STATE = {
+    "parameters": ("bf16", "f32", *FROZEN),
+    "gradients": ("bf16", "f32"),
+    "moments": ("f32", "bf16"),
+}
 MASTER = ("none", "f32")
 # axes whose collectives a framework overlaps with products, and how it sends tokens to experts
 OVERLAPPED = {"": "no axis", **{axis: axis for axis in OVERLAPS}, ",".join(OVERLAPS): "both"}
@@ -56,7 +60,7 @@ OPTIONAL = (
 # them.
 TYPES = (
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v3", "glm4_moe",
-    "granite", "minimax_m2", "olmo2", "seed_oss",
+    "granite", "minimax_m2", "olmo", "olmo2", "olmoe", "seed_oss", "smollm3",
 )  # fmt: skip
 KEYS = {
     "layers": ["num_hidden_layers"],
@@ -180,6 +184,7 @@ def _controls(model, chip, chips, batch_tokens, sequence, remat):
         + select("products", "Products of the layers", PRODUCTS)
         + select("overlap", "Overlapped with products", OVERLAPPED)
         + select("dispatch", "Tokens sent to experts", DISPATCHED)
+        + _count("lora", "LoRA rank, 0 for none", 0, 0)
     )
     state = "".join(select(name, name.capitalize(), dtypes) for name, dtypes in STATE.items())
     state += select("master", "Master weights", MASTER)

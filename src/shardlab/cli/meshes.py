@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import time
+from functools import partial
 
 from shardlab import costs
 from shardlab.cli import serve
@@ -19,7 +20,8 @@ ABOUT = "list the meshes on which a model fits, by predicted step time"
 STATE = {"parameters": "bf16", "gradients": "bf16", "moments": "f32", "master": "none"}
 WHAT = {
     "parameters": (
-        "the parameters; with f32 for them and for gradients 16 bytes each, as MaxText has"
+        "the parameters; with f32 for them and for gradients 16 bytes each, as MaxText has; nf4, "
+        "with --lora, as QLoRA has"
     ),
     "gradients": "their gradients",
     "moments": "each of Adam's two moments",
@@ -29,6 +31,7 @@ EXAMPLES = """\
 examples:
   shardlab plan llama-3-70b v5p 512
   shardlab plan llama-3-8b h100 256 --batch-tokens 4M --sequence 8192 --json
+  shardlab plan llama-3-8b "rtx 4090" 4 --batch-tokens 64k --lora 16 --parameters nf4
   shardlab plan llama-3-70b h100 8 --serve --prompt 2048 --output 256 --latency 60
 
 Times and bytes are predicted by formula; --verify 3 compares the bytes of the best three with the chips' own compiler,
@@ -51,7 +54,7 @@ def add_arguments(command):
     )
     command.add_argument(
         "chip",
-        help=f"{', '.join(hardware.CHIPS)}; RTX 3090, RTX 4090, RTX 5090, L4, A10G; or v5p-256",
+        help=f"{', '.join(hardware.CHIPS)}; RTX 3090, RTX 4090, RTX 5090, L4, A10G, T4; or v5p-256",
     )
     command.add_argument(
         "chips", type=_number, nargs="?", help="how many chips; after v5p-256 they are known"
@@ -93,6 +96,14 @@ def add_arguments(command):
         )
     command.add_argument(
         "--products", default="bf16", metavar="DTYPE", help="dtype of the layers' products (bf16)"
+    )
+    command.add_argument(
+        "--lora",
+        type=_number,
+        default=0,
+        metavar="RANK",
+        help="fine-tune with adapters of this rank on a frozen model, such as 16; with "
+        "--parameters nf4 as QLoRA does (0: train all parameters)",
     )
     command.add_argument(
         "--axes",
@@ -199,7 +210,8 @@ def _run(options):
     if options.serve:
         return serve.run(options)
 
-    def planned(remat):
+    def planned(remat, lora=options.lora, parameters=options.parameters):
+        state = {name: getattr(options, name) for name in STATE} | {"parameters": parameters}
         return plan(
             models.parse(options.model),
             options.chip,
@@ -217,13 +229,12 @@ def _run(options):
             nearest_batch=True,
             overlap=options.overlap,
             dispatch=options.dispatch,
-            dtypes={
-                name: None if getattr(options, name) == "none" else getattr(options, name)
-                for name in STATE
-            },
+            lora=lora,
+            dtypes={name: None if dtype == "none" else dtype for name, dtype in state.items()},
         )
 
     changed = [f"--{name}" for name, default in STATE.items() if getattr(options, name) != default]
+    changed += ["--lora"] * bool(options.lora)
     if changed and options.verify:
         raise ValueError(
             "--verify compiles steps with bfloat16 parameters and gradients and float32 "
@@ -293,7 +304,27 @@ def _text(proposal, options, planned):
         lines.append(_days_words(proposal, options.tokens))
     if proposal.fitting and options.remat:
         lines.append(_other_remat(proposal, planned))
+    if not proposal.fitting:
+        lines += _fine_tunes(proposal, planned)
     return "\n".join(lines)
+
+
+def _fine_tunes(proposal, planned):
+    """Where nothing fits: what fine-tuning with adapters needs instead, if that fits."""
+    if proposal.model.experts or proposal.model.kv_rank:
+        return
+    lora = proposal.lora or 16
+    for option, parameters in (("", "bf16"), (" --parameters nf4", "nf4")):
+        if proposal.lora and proposal.dtypes.get("parameters") == parameters:
+            continue
+        made = _fastest(partial(planned, lora=lora, parameters=parameters), proposal.chip.name)
+        if made.fitting:
+            best = made.choices[0]
+            yield (
+                f"Fine-tuning with adapters fits: --lora {lora}{option}: "
+                f"{best.total_bytes / 1e9:.1f} GB, {best.expected_seconds * 1e3:,.0f} ms on {best}"
+            )
+            return
 
 
 def _fastest(planned, chip):
@@ -324,9 +355,10 @@ def _assumed(proposal, options):
     chosen = "" if options.remat else ", the fastest of those that fit"
     if not (options.remat or proposal.fitting):
         chosen = ", as no other fits either"
+    frozen = f"adapters of rank {options.lora}, the model is frozen; " if options.lora else ""
     return (
-        f"Assumed: computed again in the backward pass: {label} (--remat {proposal.remat}{chosen});"
-        f"\n{options.products} products; {each}."
+        f"Assumed: {frozen}computed again in the backward pass: {label} "
+        f"(--remat {proposal.remat}{chosen});\n{options.products} products; {each}."
     )
 
 
@@ -342,8 +374,11 @@ def _days(proposal, billions):
 
 def _days_words(proposal, billions):
     expected, around = _days(proposal, billions)
-    spread = f"{around[0]:,.1f} to {around[1]:,.1f}" if around else "no range is known"
-    return f"{billions:,g} billion tokens take {expected:,.1f} days on it ({spread})."
+    digits = 1 if expected >= 2 else 3
+    spread = "no range is known"
+    if around:
+        spread = f"{around[0]:,.{digits}f} to {around[1]:,.{digits}f}"
+    return f"{billions:,g} billion tokens take {expected:,.{digits}f} days on it ({spread})."
 
 
 def _told(proposal, options):

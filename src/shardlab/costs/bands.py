@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Mapping
 
 from shardlab._arguments import one_of
+from shardlab.costs.dtypes import FROZEN
 from shardlab.costs.rates import FITTED, Band
 from shardlab.costs.steps.parallelism import MESH_AXES
 from shardlab.machines.hardware import Chip
@@ -18,6 +19,8 @@ ENOUGH = 8  # runs of which a band is made
 
 # In the order in which they are asked, so that each plan is of one kind.
 KINDS_OF_PLANS = {
+    "quantised": "adapters on a frozen model in four bits (QLoRA)",
+    "adapters": "adapters on a frozen model (LoRA)",
     "narrow mixture": "mixtures of experts with products in fp8 or int8",
     "mixture": "mixtures of experts with bf16 products",
     "long": f"a context axis, or sequences of {LONG:,} tokens or more",
@@ -29,7 +32,13 @@ KINDS_OF_PLANS = {
 
 
 def kind_of_plan(
-    model: Model, chip: Chip, mesh: Mapping[str, int], sequence: int, products: str = "bf16"
+    model: Model,
+    chip: Chip,
+    mesh: Mapping[str, int],
+    sequence: int,
+    products: str = "bf16",
+    lora: int = 0,
+    parameters: str | None = "bf16",
 ) -> str:
     """The kind of a plan, one of `KINDS_OF_PLANS`: what of it makes an expected time uncertain.
 
@@ -42,14 +51,21 @@ def kind_of_plan(
       mesh: the sizes of its axes; those that are missing have one chip.
       sequence: tokens of a sequence.
       products: dtype of the products of the layers.
+      lora: the rank of adapters on a frozen model; 0 if there are none.
+      parameters: dtype of the model's parameters.
     """
+    untested = not any(chip.name.startswith(name) for name in FITTED[_family(chip)].products)
+    if lora and untested and parameters not in FROZEN:
+        return "chip"
     long_axes = [axis for axis in MESH_AXES if mesh.get(axis, 1) > 1]
     has = {
+        "quantised": lora > 0 and parameters in FROZEN,
+        "adapters": lora > 0,
         "narrow mixture": model.experts > 0 and products != "bf16",
         "mixture": model.experts > 0,
         "long": "context" in long_axes or sequence >= LONG,
         "narrow": products != "bf16",
-        "chip": not any(chip.name.startswith(name) for name in FITTED[_family(chip)].products),
+        "chip": untested,
         "pipeline": "pipeline" in long_axes and len(long_axes) >= 3,
         "dense": True,
     }

@@ -151,7 +151,8 @@ class Plan:
     fewer axes come first.
 
     Attributes:
-      model, machine, batch_tokens, sequence, remat, products, dtypes, overlap, dispatch: as asked.
+      model, machine, batch_tokens, sequence, remat, products, dtypes, overlap, dispatch, lora: as
+        asked.
       choices: a tuple of `Choice`.
       uneven: how many meshes were left out because they cannot share the sequences of a batch
         evenly.
@@ -171,6 +172,7 @@ class Plan:
     dtypes: Mapping[str, str | None] = field(default_factory=dict)
     overlap: tuple[str, ...] = ()
     dispatch: str = "expert"
+    lora: int = 0
 
     @property
     def chip(self) -> hardware.Chip:
@@ -193,7 +195,13 @@ class Plan:
         `shardlab.costs.bands.KINDS_OF_PLANS`.
         """
         return kind_of_plan(
-            self.model, self.chip, self.choices[0].mesh, self.sequence, self.products
+            self.model,
+            self.chip,
+            self.choices[0].mesh,
+            self.sequence,
+            self.products,
+            self.lora,
+            self.dtypes.get("parameters"),
         )
 
     def table(self, most: int = 10) -> str:
@@ -341,6 +349,7 @@ class Plan:
             "batch_tokens": self.batch_tokens, "sequence": self.sequence,
             "remat": getattr(self.remat, "label", self.remat), "dtypes": dict(self.dtypes),
             "products": self.products, "overlap": self.overlap, "dispatch": self.dispatch,
+            "lora": self.lora,
             "usable_bytes": self.machine.usable_bytes, "meshes": len(self.choices),
             "fitting": len(self.fitting),
             "uneven": self.uneven, "kind": self.kind,
@@ -400,6 +409,7 @@ def plan(
     dtypes: Mapping[str, str | None] | None = None,
     overlap: Sequence[str] = (),
     dispatch: str = "expert",
+    lora: int = 0,
     nearest_batch: bool = False,
 ) -> Plan:
     """Predict the cost of every mesh for a model on a machine.
@@ -438,6 +448,8 @@ def plan(
         moments; with float32 for "parameters" and "gradients" 16, as in MaxText.
       overlap, dispatch: what the framework does with collectives, as for
         `shardlab.costs.step_cost`.
+      lora: the rank of adapters on a frozen model, as for `shardlab.costs.step_cost`; 0 trains all
+        parameters.
       nearest_batch: whether a batch that no mesh shares evenly is replaced by the nearest that one
         does.
 
@@ -495,6 +507,7 @@ def plan(
         dtypes=Dtypes(**dtypes),
         dispatch=dispatch,
         overlap=overlap,
+        lora=lora,
     )
     setting.check()
     search = _Search(axes, microbatches, stages, gathers)
@@ -515,6 +528,7 @@ def plan(
         dtypes=dtypes,
         overlap=overlap,
         dispatch=dispatch,
+        lora=lora,
     )
     if proposal.fitting:
         return proposal

@@ -70,8 +70,11 @@ class Run:
     @property
     def kind(self) -> str:
         """The kind of plan that it is, one of `shardlab.costs.bands.KINDS_OF_PLANS`."""
+        given = {name: self.how[name] for name in ("lora", "parameters") if name in self.how}
         products = self.how.get("products", "bf16")
-        return kind_of_plan(self.model, self.machine.chip, self.mesh, self.sequence, products)
+        return kind_of_plan(
+            self.model, self.machine.chip, self.mesh, self.sequence, products, **given
+        )
 
     def cost(self) -> costs.StepCost:
         """What `shardlab.costs.step_cost` says of it."""

@@ -143,6 +143,7 @@ FITTED = {
         dispatched=0.88,
         while_sending=112 / 132,
         bands={
+            "adapters": Band(1.24, 9, 1.07, 1.0),
             "narrow mixture": Band(1.49, 9, 0.98, 1.0),
             "mixture": Band(1.61, 9, 1.07, 1.0),
             "long": Band(1.37, 27, 0.97, 0.963),

@@ -106,12 +106,14 @@ class Times:
 # From `python scripts/fit_planner.py`.
 BANDS = {
     "gpu": Band(1.3, 105, 0.95, 0.924),
-    "gpu, first_token": Band(1.24, 10, 0.96, 1.0),
+    "gpu, first_token": Band(1.24, 11, 0.99, 1.0),
     "gpu, experts": Band(1.31, 44, 1.0, 0.932),
     "gpu, fp4": Band(1.48, 28, 1.12, 0.964),
     "gpu, experts, fp4": Band(2.05, 21, 0.99, 0.952),
-    "gpu, token": Band(1.14, 4, 0.91, 1.0),
-    "gpu, loaded": Band(1.36, 3, 1.34, 1.0),
+    "gpu, token": Band(1.19, 10, 0.93, 1.0),
+    "gpu, loaded": Band(1.76, 6, 1.35, 1.0),
+    "gpu, experts, token": Band(1.14, 1, 1.13, 1.0),
+    "mesh, token": Band(1.87, 9, 1.03, 1.0),
     "tpu": Band(1.45, 10, 0.94, 1.0),
     "tpu, experts": Band(1.44, 2, 1.36, 1.0),
     "tpu, token": Band(1.46, 5, 0.7, 1.0),
@@ -122,15 +124,15 @@ SLOW = 0.05  # of steps are slower than the percentile that a bound on latency i
 MANY = 16  # requests on a replica, the fewest of a published throughput
 ALIKE = 0.98  # of the highest throughput is as good, if fewer requests wait
 # The chips on which those servers ran.
-TESTED_CHIPS = ("A100", "H100", "H200", "B200", "GB200", "v6e", "tpu7x")
+TESTED_CHIPS = ("A100", "H100", "H200", "B200", "GB200", "MI300X", "v6e", "tpu7x")
 
 
 def family(chip: Chip, model: Model, dtype: str) -> str:
-    """Which servers are alike: "gpu" or "tpu", with ", experts" for a mixture of them and ", fp4"
-    for such products.
+    """Which servers are alike: "gpu" or "tpu", "mesh" for GPUs with links to each other and without
+    a switch, with ", experts" for a mixture of them and ", fp4" for such products.
     """
     experts, small = ", experts" if model.experts else "", ", fp4" if dtype == "fp4" else ""
-    return f"{inference.kind_of(chip)}{experts}{small}"
+    return f"{'mesh' if chip.peers else inference.kind_of(chip)}{experts}{small}"
 
 
 @dataclass(frozen=True)

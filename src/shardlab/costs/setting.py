@@ -11,6 +11,7 @@ import numpy as np
 from shardlab._arguments import Numbers, first, one_of, whole
 from shardlab.costs.communication.places import replica_places
 from shardlab.costs.dtypes import dtype_bytes
+from shardlab.costs.steps.adapters import adapter_parameters, check_adapters, mean_bytes
 from shardlab.costs.steps.remat import Remat
 from shardlab.machines import hardware
 from shardlab.machines.hardware import Chip, Machine
@@ -52,8 +53,8 @@ class TrainingSetting:
       model: a `Model`.
       chip: the kind of chip.
       machine: the `Machine`; None for the one that as many chips form as a parallelism has.
-      batch_tokens, sequence, remat, torus_axes, efficiency, gathers, products, dispatch, overlap:
-        as for `step_cost`, but the remat as a `Remat`.
+      batch_tokens, sequence, remat, torus_axes, efficiency, gathers, products, dispatch, overlap,
+        lora: as for `step_cost`, but the remat as a `Remat`.
       dtypes: the `Dtypes`.
     """
 
@@ -70,6 +71,7 @@ class TrainingSetting:
     dtypes: Dtypes = Dtypes()
     dispatch: str = "expert"
     overlap: Sequence[str] = ()
+    lora: int = 0
 
     def check(self) -> None:
         """ValueError if a part of it is wrong, whatever the mesh, which is to be checked first."""
@@ -91,6 +93,7 @@ class TrainingSetting:
             raise ValueError(f"gathers={gathers!r}; use 2, or 1 if gathered parameters are kept")
         for axis in self.overlap:
             one_of("overlap", axis, OVERLAPS)
+        check_adapters(self.model, self.lora, self.dtypes.parameters)
         _ = self.dtypes.sizes
         # Without these there is no step, though `training_memory` may leave them out.
         for name in ("parameters", "gradients", "activations"):
@@ -101,6 +104,16 @@ class TrainingSetting:
     def usable_bytes(self) -> float:
         """The memory of a chip, less the reserve."""
         return (self.machine or Machine(self.chip, ())).usable_bytes
+
+    @property
+    def adapters(self) -> int:
+        """Parameters of all adapters; 0 where all of the model is trained."""
+        return self.model.layers * adapter_parameters(self.model, self.lora)
+
+    @property
+    def parameter_bytes(self) -> float:
+        """Bytes of a parameter of the model, on average."""
+        return mean_bytes(self.model, self.dtypes.sizes["parameters"], self.dtypes.parameters)
 
     def rounds(self, microbatches):
         """How often FSDP gathers in a step, and how often it reduce-scatters."""

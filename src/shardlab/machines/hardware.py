@@ -240,7 +240,9 @@ class Chip:
 #          int8; 24 GB, 300 GB/s; PCIe 4.0 x16
 #   [A10G] NVIDIA A10G, data sheet by NVIDIA and AWS, 2022-02: 70 TFLOP/s bf16, 140 int8; 24 GB, 600
 #          GB/s; PCIe 4.0
-# A T4 has 65 TFLOP/s fp16 but multiplies no bf16, which all here assume, so it is refused.
+#   [T4] https://www.nvidia.com/en-us/data-center/tesla-t4/: 65 TFLOP/s fp16, 130 int8, 260 int4; 16
+#          GB, 300 GB/s; PCIe 3.0 x16. It multiplies no bf16: what is called so here is fp16 there,
+#          as wide and with a loss that has to be scaled.
 _TPU = {"link_seconds": 1e-6, "network_seconds": 25e-6}  # [SB], [DCN]
 _GPU = {"link_seconds": 0.6e-6, "network_seconds": 2.7e-6}  # [NCCL]
 CHIPS = {
@@ -315,6 +317,8 @@ _CARDS = {
              host_bytes_per_second=32e9, **_CARD),  # [L4], [NCCL]
         Chip("A10G", {"bf16": 70e12, "int8": 140e12}, 24e9, 600e9, 32e9,
              host_bytes_per_second=32e9, **_CARD),  # [A10G], [NCCL]
+        Chip("T4", {"bf16": 65e12, "int8": 130e12, "int4": 260e12}, 16e9, 300e9, 16e9,
+             host_bytes_per_second=16e9, **_CARD),  # [T4], [NCCL]
     )
 }  # fmt: skip
 
@@ -388,7 +392,7 @@ def chip(name: str | Chip) -> Chip:
 
     Args:
       name: one of `CHIPS`, in upper or lower case; a card that people own: "RTX 3090", "RTX 4090",
-        "RTX 5090", "L4" or "A10G", also as "4090"; or a `Chip`, which is returned as it is.
+        "RTX 5090", "L4", "A10G" or "T4", also as "4090"; or a `Chip`, which is returned as it is.
 
     Raises:
       ValueError: there is no such chip; the message lists the known ones.

@@ -412,7 +412,10 @@ _TYPES = {
     "mixtral": _Type(local="all"),
     "mpt": _Type(tied=True, gated=False),
     "nemotron": _Type(gated=False),
+    "olmo": _Type(),
     "olmo2": _Type(),
+    "olmo3": _Type(local="fourth"),
+    "olmoe": _Type(),
     "opt": _Type(tied=True, gated=False),
     "phi": _Type(gated=False),
     "phi3": _Type(local="all"),
@@ -422,6 +425,7 @@ _TYPES = {
     "qwen3": _Type(sizes={"head_dim": 128}, local="upper"),
     "qwen3_moe": _Type(local="upper"),
     "seed_oss": _Type(sizes={"head_dim": 128}),
+    "smollm3": _Type(tied=True),
     "starcoder2": _Type(tied=True, gated=False, local="all"),
 }
 # whose language model may have no type of its own

@@ -319,7 +319,7 @@ def test_predicted_bytes_against_a_compiled_program(shape, most):
         ((LLAMA, "v5p-256", 8, 4096), {}, "counts 256 cores, two of each chip: write v5p 128"),
         ((LLAMA, "v4-8", 8, 4096), {}, "write v4 4"),
         ((LLAMA, "v5litepod-16", 8, 4096), {}, "v5litepod-16 has 16 chips: write v5e 16"),
-        ((LLAMA, "L40", 8, 4096), {}, "RTX 5090, L4, A10G, .*; L40 is another card.* here$"),
+        ((LLAMA, "L40", 8, 4096), {}, "RTX 5090, L4, A10G, T4, .*; L40 is another card.* here$"),
         ((LLAMA, "RTX 4080", 8, 4096), {}, "RTX 4080 is another card"),
         ((LLAMA, "3090 Ti", 8, 4096), {}, "3090 Ti is another card"),
         ((LLAMA, "MI50", 8, 4096), {}, "MI50 is another card, whose numbers are not known here$"),

@@ -272,9 +272,11 @@ def test_a_band_is_that_of_servers_alike_or_says_that_none_is():
     bands = serving.bands(H100, LLAMA, Layout(tensor=8), 64)
     assert bands.throughput == serving.BANDS["gpu"]
     # each by itself, and none where fewer than eight are tested
-    for name in ("gpu, token", "gpu, loaded", "tpu, experts"):
+    for name in ("gpu, experts, token", "gpu, loaded", "tpu, experts"):
         assert serving.BANDS[name].tested < 8 and serving.band_of(name) is None
-    assert bands.token is None and bands.first_token is None
+    assert bands.token == serving.BANDS["gpu, token"] and bands.first_token is None
+    mi300x = serving.bands(machine("mi300x", 8), LLAMA, Layout(tensor=8), 64)
+    assert mi300x.token == serving.BANDS["mesh, token"] and mi300x.throughput is None
     one = serving.bands(H100, LLAMA, Layout(tensor=8), 1)
     assert one.first_token == serving.BANDS["gpu, first_token"] and one.throughput is None
     assert serving.bands(machine("v6e", 8), MIXTRAL, Layout(tensor=8), 64).throughput is None

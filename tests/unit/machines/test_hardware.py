@@ -92,6 +92,7 @@ def test_machines_that_do_not_exist_are_refused_with_the_nearest(asked, how, say
         (("NVIDIA GeForce RTX 4090", "4090"), "RTX 4090"),
         (("l4", "NVIDIA L4"), "L4"),
         (("a10g", "NVIDIA A10G"), "A10G"),
+        (("t4", "Tesla T4"), "T4"),
         (("nvidia h100", "H100"), "H100"),
     ],
 )

@@ -58,7 +58,13 @@ def expected_seconds(setting, parallelism, tokens, flops, in_layers, sent, updat
     if "expert" in setting.overlap:  # what sends tokens meanwhile computes no products
         share = share * np.where(np.asarray(parallelism.expert) > 1, rates.while_sending, 1.0)
     # heads are a dimension of scores; those of 128 elements are in the fitted shares
-    output = 6 * model.vocab * model.d_model * tokens / (tensor * parallelism.pipeline)
+    output = (
+        (4 if setting.lora else 6)
+        * model.vocab
+        * model.d_model
+        * tokens
+        / (tensor * parallelism.pipeline)
+    )
     headed = (1 + rates.half["bf16"] / model.head_dim) / (1 + rates.half["bf16"] / 128)
     scores = (flops - in_layers - output) * headed
     work = (in_layers / peak * slower + (scores + output) / plain_peak) / share

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardlab._arguments import Numbers, amount, one_of
-from shardlab.costs.dtypes import BYTES, dtype_bytes
+from shardlab.costs.dtypes import BYTES, FROZEN, dtype_bytes
 from shardlab.costs.setting import Dtypes
+from shardlab.costs.steps.adapters import adapter_parameters, check_adapters
 from shardlab.costs.steps.parallelism import Parallelism, check_split
 from shardlab.costs.steps.remat import REMAT, Remat, remat_of
 from shardlab.machines.models import Model
@@ -105,6 +106,7 @@ class Memory:
       logits_bytes: the logits of the chip's tokens over its part of the vocabulary.
       host_bytes: what is offloaded, such as the inputs of the layers, in the host's memory; no part
         of the sums.
+      frozen_bytes: of the parameters, those of a frozen model under adapters.
     """
 
     parameter_bytes: Numbers
@@ -116,6 +118,7 @@ class Memory:
     gathered_bytes: Numbers
     logits_bytes: Numbers
     host_bytes: Numbers = 0.0
+    frozen_bytes: Numbers = 0.0
 
     @property
     def state_bytes(self) -> Numbers:
@@ -178,6 +181,7 @@ def training_memory(
     logits: str | None = "f32",
     gathers: int = 2,
     products: str = "bf16",
+    lora: int = 0,
 ) -> Memory:
     """The memory of each chip in a training step with Adam.
 
@@ -202,6 +206,7 @@ def training_memory(
         held at once.
       products: the dtype of the layers' products. With "fp8" and nothing rematerialised their
         inputs are kept in fp8, as TransformerEngine does on GPUs.
+      lora: the rank of adapters on a frozen model, as for `step_cost`; 0 trains all parameters.
 
     Returns:
       `Memory`, of the first stage of a pipeline: it keeps the activations of as many micro-batches
@@ -216,10 +221,13 @@ def training_memory(
     dtypes = Dtypes(parameters, gradients, moments, master, activations, logits)
     batch_tokens = amount("batch_tokens", batch_tokens)
     narrow = one_of("products", products, tuple(BYTES)) == "fp8"
-    return memory_of(model, parallelism, batch_tokens, remat_of(remat), dtypes, gathers, narrow)
+    check_adapters(model, lora, parameters)
+    return memory_of(
+        model, parallelism, batch_tokens, remat_of(remat), dtypes, gathers, narrow, lora
+    )
 
 
-def memory_of(model, parallelism, batch_tokens, remat, dtypes, gathers, narrow):
+def memory_of(model, parallelism, batch_tokens, remat, dtypes, gathers, narrow, lora=0):
     """What `training_memory` gives, with the remat as a `Remat` and all `Dtypes` together."""
     check_split(model, parallelism.tensor)
     tensor, pipeline, expert, context = (
@@ -230,9 +238,16 @@ def memory_of(model, parallelism, batch_tokens, remat, dtypes, gathers, narrow):
     tokens = batch_tokens / (parallelism.groups * context * micro)  # of a micro-batch
     size = dtypes.sizes
     in_layers = model.parameters - model.embedding_parameters
-    parameters_here = (
-        in_layers / pipeline + model.embedding_parameters / np.minimum(pipeline, 2)
-    ) / parallelism.shards
+    embedded = model.embedding_parameters / np.minimum(pipeline, 2)
+    trained = (in_layers / pipeline + embedded) / parallelism.shards
+    frozen_bytes, adapters = 0.0, adapter_parameters(model, lora)
+    if lora:  # an adapter is as wide as its gradient
+        wide = 2 if dtypes.parameters in FROZEN else size["parameters"]
+        frozen_bytes = (size["parameters"] * in_layers / pipeline + wide * embedded) / (
+            parallelism.shards
+        )
+        trained = model.layers * adapters / pipeline / parallelism.shards
+    parameter_bytes = frozen_bytes + (size["gradients"] if lora else size["parameters"]) * trained
     # 1F1B starts a backward pass as soon as one can start, so the first stage has as many
     # micro-batches on their way as there are stages; GPipe has all of them.
     at_once = np.minimum(micro, micro if parallelism.schedule == "gpipe" else pipeline)
@@ -251,8 +266,11 @@ def memory_of(model, parallelism, batch_tokens, remat, dtypes, gathers, narrow):
     once = min(size["parameters"], size["activations"] or size["parameters"])
     whole_bytes = 2 * once * gathered
     if gathers == 1:
-        whole_bytes = (once + size["gradients"]) * model.layers / pipeline * gathered
+        kept_bytes = once * gathered + size["gradients"] * (adapters if lora else gathered)
+        whole_bytes = kept_bytes * model.layers / pipeline
     working = REMAT["none"].kept_width(model) if remat.recomputes else 0
+    # the largest matrix, in 16 bits again while it is multiplied with
+    restored = 2 * model.d_model * model.d_ff / tensor if dtypes.parameters in FROZEN else 0.0
     layers = at_once * model.layers / pipeline  # whose activations are kept
     kept, offloaded = (
         size["activations"] * tokens * width / tensor
@@ -262,15 +280,16 @@ def memory_of(model, parallelism, batch_tokens, remat, dtypes, gathers, narrow):
         )
     )
     return Memory(
-        parameter_bytes=size["parameters"] * parameters_here,
-        gradient_bytes=size["gradients"] * parameters_here,
-        moment_bytes=2 * size["moments"] * parameters_here,
-        master_bytes=size["master"] * parameters_here,
+        parameter_bytes=parameter_bytes,
+        gradient_bytes=size["gradients"] * trained,
+        moment_bytes=2 * size["moments"] * trained,
+        master_bytes=size["master"] * trained,
         activation_bytes=layers * kept + np.minimum(layers, 2.0) * offloaded,
-        working_bytes=size["activations"] * tokens * working / tensor,
+        working_bytes=size["activations"] * tokens * working / tensor + restored,
         gathered_bytes=np.where(
             np.asarray(parallelism.shards) > tensor * expert, whole_bytes / tensor, 0.0
         )[()],
         logits_bytes=size["logits"] * tokens * model.vocab / tensor,
         host_bytes=layers * offloaded,
+        frozen_bytes=frozen_bytes,
     )

@@ -11,6 +11,7 @@ from shardlab._arguments import Numbers, amount, first
 from shardlab.costs.communication.axes import axis_seconds, call_seconds
 from shardlab.costs.communication.places import mesh_places
 from shardlab.costs.communication.traffic import collective_bytes
+from shardlab.costs.dtypes import FROZEN
 from shardlab.costs.setting import Dtypes, TrainingSetting
 from shardlab.costs.steps.expected import expected_seconds
 from shardlab.costs.steps.memory import Memory, forward_flops, memory_of, score_flops
@@ -131,6 +132,7 @@ def step_cost(
     logits: str | None = "f32",
     dispatch: str = "expert",
     overlap: Sequence[str] = (),
+    lora: int = 0,
 ) -> StepCost:
     """What a training step costs, by part, for one `Parallelism` or many.
 
@@ -172,6 +174,12 @@ def step_cost(
       overlap: of "tensor" and "expert", the axes whose collectives the framework overlaps with
         products: in Megatron Core `tp_comm_overlap` and `overlap_moe_expert_parallel_comm`. It
         changes the expected time alone.
+      lora: the rank of adapters on all matrices of the layers of a dense model, which is frozen; 0
+        trains all parameters. Adapters, their gradients and moments are all that the optimiser has,
+        and no product gives a gradient of a frozen matrix. An adapter is as wide as its gradient.
+        With `parameters="nf4"` the layers' matrices have four bits, as in QLoRA, and are read and
+        written in 16 bits besides, before each product with them. What adapters keep of a token,
+        the rank for each, is not counted.
 
     Returns:
       `StepCost`, with arrays if there were arrays.
@@ -184,7 +192,9 @@ def step_cost(
     Source: Scaling Book, "Training": data, FSDP, tensor, mixed, "Scaling Across Pods", and its last
     table, of which this counts attention too. Where an axis leaves the node or slice:
     `hierarchical_seconds`. For "node": DeepSeek-V3 (https://arxiv.org/abs/2412.19437), section
-    3.2.2, whose tokens go to at most four nodes; that limit is not counted.
+    3.2.2, whose tokens go to at most four nodes; that limit is not counted. For adapters: Hu and
+    others, "LoRA: Low-Rank Adaptation of Large Language Models", 2021; Dettmers and others, "QLoRA:
+    Efficient Finetuning of Quantized LLMs", 2023, section 3.
     """
     model, remat = known_model(model), remat_of(remat)
     on_machine = isinstance(machine, Machine)
@@ -202,6 +212,7 @@ def step_cost(
         dtypes=Dtypes(parameters, gradients, moments, master, activations, logits),
         dispatch=dispatch,
         overlap=overlap,
+        lora=lora,
     )
     return cost_on(setting, parallelism)
 
@@ -214,8 +225,9 @@ def cost_on(setting, parallelism):
     model, chip, remat = setting.model, setting.chip, setting.remat
     narrow = setting.products == "fp8" and not chip.torus
     memory = memory_of(
-        model, parallelism, setting.batch_tokens, remat, setting.dtypes, setting.gathers, narrow
-    )
+        model, parallelism, setting.batch_tokens, remat, setting.dtypes, setting.gathers, narrow,
+        setting.lora,
+    )  # fmt: skip
     bytes_of = setting.dtypes.sizes
     tensor, pipeline, context = (
         np.asarray(getattr(parallelism, axis), float) for axis in _OF_TOKENS
@@ -226,13 +238,18 @@ def cost_on(setting, parallelism):
     # Compute. The backward pass takes twice the FLOPs of the forward pass.
     forward = forward_flops(model, tokens / tensor, setting.sequence, remat)
     forwards, again = (flops / pipeline for flops in forward)
-    flops = 3 * forwards + again
+    useful = 3 * forwards
+    of_adapters = 3 * 2.0 * setting.adapters * tokens / (tensor * pipeline)
+    if setting.lora:  # a frozen matrix has no gradient, which takes a third of its FLOPs
+        useful = useful - 2.0 * model.matmul_parameters * tokens / (tensor * pipeline)
+        useful = useful + of_adapters
+    flops = useful + again
     scores = score_flops(model, setting.sequence)
     in_layers = 2.0 * model.layers * model.layer_matmul_parameters * tokens / (tensor * pipeline)
     scores_again = 0.0
     if "scores" in remat.recomputes:
         scores_again = scores * (model.layers / pipeline) * tokens / tensor
-    in_layers = 3 * in_layers + again - scores_again
+    in_layers = (2 if setting.lora else 3) * in_layers + of_adapters + again - scores_again
     products_seconds = in_layers / chip.peak(setting.products) + (flops - in_layers) / chip.peak(
         "bf16"
     )
@@ -240,9 +257,15 @@ def cost_on(setting, parallelism):
 
     # HBM. Each pass reads the matrices, and the backward pass writes gradients; activations are
     # written and read; the optimiser reads and writes its state.
-    passes = micro * (remat.reads * bytes_of["parameters"] + bytes_of["gradients"])
-    passes = passes * sum(_here(model, parallelism))
-    update = 2 * (memory.state_bytes - memory.gradient_bytes) + memory.gradient_bytes
+    here = sum(_here(model, parallelism))
+    trained = setting.adapters / (tensor * pipeline) if setting.lora else here
+    passes = remat.reads * setting.parameter_bytes * here + bytes_of["gradients"] * trained
+    held = memory.state_bytes - memory.gradient_bytes - memory.frozen_bytes
+    update = 2 * held + memory.gradient_bytes
+    if setting.dtypes.parameters in FROZEN:  # written and read in 16 bits, with each pass
+        matrices = model.layers * model.layer_matmul_parameters / (tensor * pipeline)
+        update = update + micro * remat.reads * 4 * matrices
+    passes = micro * passes
     # of one element of its width
     for_token = tokens * model.layers / (tensor * pipeline) * bytes_of["activations"]
     kept, offloaded = remat.kept_width(model) * for_token, remat.host_width(model) * for_token
@@ -264,7 +287,7 @@ def cost_on(setting, parallelism):
         **{f"{axis} bytes": sent[axis] for axis in MESH_AXES},
         "bubble": parallelism.idle,
         "fits": memory.total_bytes <= setting.usable_bytes,
-        "mfu": 3 * forwards / chip.peak(setting.products),
+        "mfu": useful / chip.peak(setting.products),
         "expected_seconds": expected,
         "exposed_seconds": exposed,
     }
@@ -317,7 +340,7 @@ def _arrays(setting, parallelism, tokens):
     routed, dense = _here(model, parallelism)
     gather, scatter = setting.rounds(micro)
     # wider parameters are cast before they are gathered
-    once = min(bytes_of["parameters"], bytes_of["activations"])
+    once = min(setting.parameter_bytes, bytes_of["activations"])
     # the activations of a layer, in a tensor group
     activations = tokens * model.d_model * bytes_of["activations"]
     # of a gather and a scatter; two for the embedding and the output matrix
@@ -334,18 +357,18 @@ def _arrays(setting, parallelism, tokens):
     chosen = model.experts_per_token * model.expert_layers / pipeline * (4 + 2 * remat.whole_layers)
     crossings = 2 * parallelism.stages * np.where(pipeline > 1, 1, 0)
 
+    adapters = setting.adapters / (tensor * pipeline)
+
     def sharded(place, parameters):
+        trained = adapters if setting.lora else parameters
+        gathered = parameters * once + adapters * bytes_of["gradients"]
         return [
-            (place, "all-gather", gather * layers, gather * parameters * once),
-            (
-                place,
-                "reduce-scatter",
-                scatter * layers,
-                scatter * parameters * bytes_of["gradients"],
-            ),
+            (place, "all-gather", gather * layers, gather * gathered),
+            (place, "reduce-scatter", scatter * layers, scatter * trained * bytes_of["gradients"]),
         ]
 
-    summed = (dense + routed * expert) * tensor / parallelism.shards * bytes_of["gradients"]
+    trained = adapters if setting.lora else dense + routed * expert
+    summed = trained * tensor / parallelism.shards * bytes_of["gradients"]
     around = (context - 1) * blocks / micro * tokens * keys * bytes_of["activations"]
     calls = chosen * micro / np.maximum(model.experts_per_token, 1)
     return {
