@@ -42,6 +42,8 @@ marked (inside) are used by the others alone, and have no section in the referen
 - `shardlab.programs.flows`: follow chunks of data through the program of a device
 - `shardlab.programs.timeline`: list what a device does when in a step: compute, hidden and exposed
   communication
+- `shardlab.programs.transfers`: list what a function of several meshes sends, within its programs
+  and between them
 - `shardlab.pods.pod`: compile for TPUs and GPUs without having them, and report memory, FLOPs and
   communication
 - `shardlab.pods.transfer`: give a program that names a mesh inside the mesh of other devices

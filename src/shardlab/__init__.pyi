@@ -90,6 +90,11 @@ from shardlab.programs.hlo import (
 from shardlab.programs.lifetimes import Lifetimes as Lifetimes, lifetimes as lifetimes
 from shardlab.programs.races import races as races
 from shardlab.programs.timeline import Timeline as Timeline, step_timeline as step_timeline
+from shardlab.programs.transfers import (
+    Transfer as Transfer,
+    Transfers as Transfers,
+    transfers as transfers,
+)
 from shardlab.report.explain import (
     Comparison as Comparison,
     Report as Report,

@@ -352,7 +352,8 @@ def stages(
 
     Raises:
       TypeError: as `collectives` does.
-      ValueError: an argument is on an `AbstractMesh` with more devices than there are.
+      ValueError: an argument is on an `AbstractMesh` with more devices than there are; or `f` uses
+        several sets of devices, for which there is `shardlab.transfers`.
       NotImplementedError: the compiler for CPUs does not know an operation, such as a ragged
         all-to-all.
     """
@@ -378,10 +379,18 @@ def stages(
         # A jitted method is a partial: its object is the first argument.
         f, args, kwargs = f.func, (*f.args, *args), {**f.keywords, **kwargs}
     args, kwargs = _on_devices(args, kwargs)
-    lowered = (f if hasattr(f, "lower") else jax.jit(f)).lower(*args, **kwargs)
-    lowered = getattr(lowered, "lowered", lowered)
     try:
+        lowered = (f if hasattr(f, "lower") else jax.jit(f)).lower(*args, **kwargs)
+        lowered = getattr(lowered, "lowered", lowered)
         return lowered, lowered.compile()
+    except ValueError as error:
+        if "incompatible devices" in str(error):
+            error.add_note(
+                "One compiled program has one set of devices. Where jax.device_put moves arrays "
+                "from one mesh to another between programs, shardlab.transfers(f, *args) lists "
+                "what each program and each device_put sends."
+            )
+        raise
     except jax.errors.JaxRuntimeError as error:
         if unknown := re.search(r"HLO opcode `([\w-]+)` is not supported by XLA:CPU", str(error)):
             raise NotImplementedError(
