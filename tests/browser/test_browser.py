@@ -895,13 +895,38 @@ def test_a_film_plays_faster_and_has_no_ring(reader):
     assert shown(box) == [0] and count > 5
     page.clock.install()
     box.get_by_role("button", name="Play").click()
-    page.clock.run_for(300)
+    page.clock.run_for(600)
     assert shown(box) == [1]
-    page.clock.run_for(300 * count)
+    page.clock.run_for(600 * count)
     assert shown(box) == [count - 1]
     expect(box.get_by_role("status")).to_have_text(words(box, count - 1))
     box.press("ArrowLeft")
     assert shown(box) == [count - 2]
+
+
+@pytest.mark.parametrize("name", ["stencils", "particles", "transforms"])
+def test_a_film_is_as_wide_as_the_text_and_no_higher_than_the_screen(reader, name):
+    page = reader(name)
+    box = page.locator("[data-steps]:not([data-flow])").first
+    expect(box.locator(".steps-bar")).to_have_count(1)
+    text = page.locator("article section > p").first.bounding_box()["width"]
+    frame = box.locator("> figure:visible").bounding_box()
+    assert abs(frame["width"] - text) < 2
+    assert box.locator("> figure:visible svg").bounding_box()["height"] <= 0.8 * 800
+    box.get_by_role("button", name="All").click()  # side by side, they are smaller
+    assert box.locator("> figure:visible").first.bounding_box()["width"] < text / 1.5
+
+
+def test_a_plot_that_is_wider_than_a_phone_fades_where_it_goes_on(reader):
+    page = reader("ledger", **SCREENS["360px"])
+    plot = page.locator(".cell_output:has(> .plot)").first
+    assert plot.evaluate("e => e.scrollWidth > e.clientWidth")
+    assert "gradient" in plot.evaluate("e => getComputedStyle(e).maskImage")
+    plot.evaluate("e => { e.scrollLeft = e.scrollWidth; }")  # at its end the fade is beside it
+    ends = plot.evaluate(
+        "e => e.getBoundingClientRect().right - e.querySelector('.plot').getBoundingClientRect().right"
+    )
+    assert ends >= 35
 
 
 def flow(box):

@@ -252,6 +252,7 @@ COLUMNS = {
     "a table": "kind   bytes\nall-gather   12",
     "a table in colour": "\x1b[1mkind   bytes\x1b[0m\nall-gather   12",
     "rows of an array": "[[0 1]\n [2 3]]",
+    "names and one gap": "Equinox: loss 3.0, 13 sums\nNNX:     loss 3.0, 13 sums",
     "an array's repr": "array([[0, 1],\n       [2, 3]])",
 }
 RUNNING = {
