@@ -923,10 +923,9 @@ def test_a_plot_that_is_wider_than_a_phone_fades_where_it_goes_on(reader):
     assert plot.evaluate("e => e.scrollWidth > e.clientWidth")
     assert "gradient" in plot.evaluate("e => getComputedStyle(e).maskImage")
     plot.evaluate("e => { e.scrollLeft = e.scrollWidth; }")  # at its end the fade is beside it
-    ends = plot.evaluate(
-        "e => e.getBoundingClientRect().right - e.querySelector('.plot').getBoundingClientRect().right"
-    )
-    assert ends >= 35
+    ends = plot.bounding_box(), plot.locator("> .plot").bounding_box()
+    box, drawn = (one["x"] + one["width"] for one in ends)
+    assert box - drawn >= 35
 
 
 def flow(box):

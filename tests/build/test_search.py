@@ -538,6 +538,33 @@ def test_a_section_is_its_heading_its_own_text_and_the_names_in_its_code():
     assert (deeper.text, deeper.above) == ("The end.", ("Meshes: naming devices", "Below"))
 
 
+INDEX = """
+Symptoms
+========
+
+========================  =======
+message                   cause
+========================  =======
+`Bus error <shm_>`__      small
+``Bus error`` elsewhere   none
+========================  =======
+
+.. _shm:
+
+Shared memory
+-------------
+
+Too small.
+"""
+
+
+def test_a_section_is_called_by_the_messages_from_which_an_index_leads_to_it():
+    tree = publish_doctree(INDEX, settings_overrides={"doctitle_xform": False})
+    (link,) = tree.findall(nodes.reference)
+    link[:] = [nodes.literal(text="Bus error")]  # as MyST makes it of [`Bus error`](#shm)
+    assert [one.names for one in search.sections(tree)] == [[], ["Bus error"]]
+
+
 def test_an_entry_of_the_glossary_is_found_by_all_its_names(site):
     entry = next(one for one in index_of(site)["sections"] if one["anchor"] == "term-FSDP")
     assert (entry["heading"], entry["kind"]) == ("FSDP", "entry") and "ZeRO-3" in entry["names"]

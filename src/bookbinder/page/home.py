@@ -63,7 +63,7 @@ def numbers(book):
     head = re.search(r"^\|(?:[^|\n]*\|)+", file.read_text("utf-8") if file.exists() else "", re.M)
     versions = head[0].count("|") - 2 if head else 1
     lines = [
-        f"- **{assertions:,}** assertions beside what they prove: one that is false stops the build",
+        f"- **{assertions:,}** assertions beside what they prove: a false one stops the build",
         f"- **{exercises:,}** exercises that check layout, values and what your answer sends",
         f"- **{functions:,}** functions to copy, tested with inputs drawn at random",
         f"- **{versions:,}** sets of versions of JAX, Colab's too, run every chapter",

@@ -653,7 +653,8 @@ def _as_one_fold(cells):
     title = (", ".join(shown) or "Code") + f" and {more} more" * (more > 0)
     lines = sum(int(count) for _, count in titles)
     inside = cells[0].replace("<details ", "<details open ")
-    return f'<details class="hide folds">\n<summary>{title}, {lines} lines</summary>\n{inside}</details>\n'
+    summary = f"<summary>{title}, {lines} lines</summary>"
+    return f'<details class="hide folds">\n{summary}\n{inside}</details>\n'
 
 
 LEDGER = "ledger"  # the page whose tables are long, and are looked things up in
