@@ -242,13 +242,18 @@ ONE_OF_EACH = """() => {
     const kind = `${word.className} in ${word.parentElement.className} in ${box}`;
     if (seen.has(kind) && !word.children.length) word.replaceWith(word.textContent); else seen.add(kind);
   }
+  // Behind a shadow axe judges no colour; the shadow is where code goes on, beside the words.
+  for (const box of document.querySelectorAll("article *")) {
+    if (getComputedStyle(box).backgroundImage.includes("gradient")) box.style.backgroundImage = "none";
+  }
 }"""  # noqa: E501
 RUN_AXE = """async ([only, without]) => {
-  const options = { resultTypes: ["violations"], preload: false };
+  const options = { resultTypes: ["violations", "incomplete"], preload: false };
   if (only) options.runOnly = { type: "rule", values: only };
   options.rules = Object.fromEntries(without.map((rule) => [rule, { enabled: false }]));
   const found = await axe.run(document, options);
-  return found.violations.flatMap(({ id, help, helpUrl, nodes }) =>
+  const unseen = found.incomplete.map((one) => ({ ...one, nodes: one.nodes.filter((node) => node.any[0]?.data?.messageKey === "bgGradient") }));
+  return [...found.violations, ...unseen].flatMap(({ id, help, helpUrl, nodes }) =>
     nodes.map((node) => `${id}: ${node.target.join(" ")}: ${node.failureSummary} (${help}: ${helpUrl})`));
 }"""  # noqa: E501
 # all that can differ between light and dark; they take longest
