@@ -387,7 +387,7 @@ APART = {
     "use mpi with jax": ["your_centre#mpi", "clusters#", "processes#"],
     "tpu v5p how many bytes per second": ["costs#", "pods#", "reference#chip", "collectives#"],
     "UserWarning: Some donated buffers were not usable": ["diagnose#donation"],
-    "ValueError: One of jax.jit arguments was given the sharding which implies that the global size of its dimension 0 should be divisible": [
+    "ValueError: One of jax.jit arguments was given the sharding which implies that the global size of its dimension 0 should be divisible": [  # noqa: E501
         "start#when",
         "diagnose#a-batch",
         "arrays#divis",
@@ -460,7 +460,7 @@ OWN_WORDS = {
         "memory#moments",
         "pods#offloading",
     ],
-    "An NVIDIA GPU may be present on this machine, but a CUDA-enabled jaxlib is not installed. Falling back to cpu.": [
+    "An NVIDIA GPU may be present on this machine, but a CUDA-enabled jaxlib is not installed. Falling back to cpu.": [  # noqa: E501
         "your_centre#an-nvidia"
     ],
     "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes": [
@@ -480,7 +480,7 @@ OWN_WORDS = {
         "arrays#divisibility",
         "recipes#a-batch",
     ],
-    "RuntimeError: Fetching value for jax.Array that spans non-addressable (non process local) devices is not possible": [
+    "RuntimeError: Fetching value for jax.Array that spans non-addressable (non process local) devices is not possible": [  # noqa: E501
         "global_arrays#"
     ],
     "[SPMD] Involuntary full rematerialization. The compiler cannot go from sharding": [
