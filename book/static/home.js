@@ -134,6 +134,8 @@
     }
 
     calm.addEventListener("change", stop);
+    addEventListener("beforeprint", stop); // paper shows no tile in flight,
+    matchMedia("print").addEventListener("change", stop); // nor does a page that is made for paper
     box.prepend(bar);
     box.dataset.ready = "";
     if (!calm.matches) return start();

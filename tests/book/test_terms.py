@@ -17,6 +17,9 @@ GLOSSARY = [
     ("ring road", "loop"),
     ("process",),
     ("checkpoint",),
+    ("committed",),
+    ("overlap",),
+    ("varying",),
 ]
 
 
@@ -50,6 +53,11 @@ def linked(text, glossary=GLOSSARY, name="chapter", known=lambda term: f"glossar
         ("smeshed remeshes", []),
         ("Which experts process it? One process does.", ["process"]),  # the verb is no term
         ("It processes all tokens, and checkpoints the stage.", []),
+        ("However many it processes, no process waits.", ["process"]),
+        ("The opening committed a sum too many; the array is committed.", ["committed"]),
+        ("Files overlap this block, and the overlap is read.", ["overlap"]),
+        ("Runs of varying length over a varying value.", ["varying"]),
+        ("Bodies are *processes* of its own, a process is not.", ["process"]),
         ("Eight processes have a checkpoint of theirs.", ["processes", "checkpoint"]),
     ],
 )

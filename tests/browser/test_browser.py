@@ -242,13 +242,18 @@ ONE_OF_EACH = """() => {
     const kind = `${word.className} in ${word.parentElement.className} in ${box}`;
     if (seen.has(kind) && !word.children.length) word.replaceWith(word.textContent); else seen.add(kind);
   }
+  // Behind a shadow axe judges no colour; the shadow is where code goes on, beside the words.
+  for (const box of document.querySelectorAll("article *")) {
+    if (getComputedStyle(box).backgroundImage.includes("gradient")) box.style.backgroundImage = "none";
+  }
 }"""  # noqa: E501
 RUN_AXE = """async ([only, without]) => {
-  const options = { resultTypes: ["violations"], preload: false };
+  const options = { resultTypes: ["violations", "incomplete"], preload: false };
   if (only) options.runOnly = { type: "rule", values: only };
   options.rules = Object.fromEntries(without.map((rule) => [rule, { enabled: false }]));
   const found = await axe.run(document, options);
-  return found.violations.flatMap(({ id, help, helpUrl, nodes }) =>
+  const unseen = found.incomplete.map((one) => ({ ...one, nodes: one.nodes.filter((node) => node.any[0]?.data?.messageKey === "bgGradient") }));
+  return [...found.violations, ...unseen].flatMap(({ id, help, helpUrl, nodes }) =>
     nodes.map((node) => `${id}: ${node.target.join(" ")}: ${node.failureSummary} (${help}: ${helpUrl})`));
 }"""  # noqa: E501
 # all that can differ between light and dark; they take longest
@@ -895,13 +900,37 @@ def test_a_film_plays_faster_and_has_no_ring(reader):
     assert shown(box) == [0] and count > 5
     page.clock.install()
     box.get_by_role("button", name="Play").click()
-    page.clock.run_for(300)
+    page.clock.run_for(600)
     assert shown(box) == [1]
-    page.clock.run_for(300 * count)
+    page.clock.run_for(600 * count)
     assert shown(box) == [count - 1]
     expect(box.get_by_role("status")).to_have_text(words(box, count - 1))
     box.press("ArrowLeft")
     assert shown(box) == [count - 2]
+
+
+@pytest.mark.parametrize("name", ["stencils", "particles", "transforms"])
+def test_a_film_is_as_wide_as_the_text_and_no_higher_than_the_screen(reader, name):
+    page = reader(name)
+    box = page.locator("[data-steps]:not([data-flow])").first
+    expect(box.locator(".steps-bar")).to_have_count(1)
+    text = page.locator("article section > p").first.bounding_box()["width"]
+    frame = box.locator("> figure:visible").bounding_box()
+    assert abs(frame["width"] - text) < 2
+    assert box.locator("> figure:visible svg").bounding_box()["height"] <= 0.8 * 800
+    box.get_by_role("button", name="All").click()  # side by side, they are smaller
+    assert box.locator("> figure:visible").first.bounding_box()["width"] < text / 1.5
+
+
+def test_a_plot_that_is_wider_than_a_phone_fades_where_it_goes_on(reader):
+    page = reader("ledger", **SCREENS["360px"])
+    plot = page.locator(".cell_output:has(> .plot)").first
+    assert plot.evaluate("e => e.scrollWidth > e.clientWidth")
+    assert "gradient" in plot.evaluate("e => getComputedStyle(e).maskImage")
+    plot.evaluate("e => { e.scrollLeft = e.scrollWidth; }")  # at its end the fade is beside it
+    ends = plot.bounding_box(), plot.locator("> .plot").bounding_box()
+    box, drawn = (one["x"] + one["width"] for one in ends)
+    assert box - drawn >= 35
 
 
 def flow(box):

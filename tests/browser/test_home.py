@@ -4,6 +4,7 @@ plays.
 
 import json
 import re
+from copy import copy
 from pathlib import Path
 
 import jax
@@ -115,9 +116,7 @@ def test_the_contents_list_every_page_with_its_minutes(page):
         for name, line in zip(names, box.select("li"), strict=True):
             told = [span.get_text() for span in line.select(".minutes")]
             minutes = BOOK.chapter(name).minutes
-            assert told == [book.in_words(minutes)] * bool(minutes) and (
-                minutes or name not in TAUGHT
-            )
+            assert told == [f"{minutes} min"] * bool(minutes) and (minutes or name not in TAUGHT)
 
 
 def test_the_times_of_a_path_are_those_of_its_chapters(site):
@@ -207,11 +206,19 @@ def test_buttons_and_proofs_lead_somewhere(page, site):
             assert not anchor or f'id="{anchor}"' in there
 
 
-@pytest.mark.parametrize(("screen", "most"), [("DESK", 3.8), ("PHONE", 7)])
+@pytest.mark.parametrize(("screen", "most"), [("DESK", 3.5), ("PHONE", 6.5)])
 def test_home_is_a_few_screens_long(reader, screen, most):
     size = {"DESK": DESK, "PHONE": PHONE}[screen]
     page = reader(size, reduced_motion="reduce")
     assert page.evaluate("document.documentElement.scrollHeight") <= most * size["height"]
+
+
+def test_home_has_few_words(page):
+    """Besides code, pictures and the contents."""
+    text = copy(page)
+    for part in text.select(".contents, details, pre, svg, [data-steps], [data-specs]"):
+        part.decompose()
+    assert len(text.select_one("article > section").get_text(" ").split()) <= 420
 
 
 def test_the_home_page_does_not_say_how_long_it_is_itself(page):
@@ -416,6 +423,16 @@ def test_on_paper_all_three_stand_without_a_form(reader):
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     assert shown(page) == [0, 1, 2]
     expect(page.locator(".specs-bar")).to_be_hidden()
+
+
+def test_paper_in_the_first_seconds_has_no_tile_in_flight(reader):
+    page = reader()
+    wait_until(lambda: running(page), lambda: "nothing moves", SOON)
+    page.emulate_media(media="print")
+    wait_until(lambda: not running(page), lambda: "tiles fly over the paper", SOON)
+    assert page.locator("[data-specs] [data-bytes]").evaluate_all(
+        "all => all.every((e) => e.textContent === `${e.dataset.bytes} B`)"
+    )
 
 
 def test_a_change_of_the_picture_moves_nothing_else(reader):

@@ -49,6 +49,7 @@ def setup(app):
     app.add_html_math_renderer("mathml", (_inline_math, None), (_block_math, None))
     app.add_role("colab", _Colab())
     app.add_role("minutes", _Minutes())
+    app.add_role("brief", _Minutes("brief_time"))
     app.add_role("reading", _Minutes("times"))
     app.add_post_transform(_RunsByTitle)
     app.connect("config-inited", _name_the_repository, priority=400)
@@ -304,8 +305,8 @@ class _RunsByTitle(SphinxPostTransform):
 
 
 class _Minutes(SphinxRole):
-    """How long chapters take to read: {minutes}`arrays auto`, or {minutes}`all`; with {reading}
-    also how long with their predictions, and with their exercises.
+    """How long chapters take to read: {minutes}`arrays auto`, or {minutes}`all`; in a list
+    {brief}`arrays`; with {reading} also how long with their predictions, and with their exercises.
     """
 
     def __init__(self, kind="reading_time"):

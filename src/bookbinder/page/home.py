@@ -51,7 +51,7 @@ def contents(book):
 
 
 def _minutes(book, name):
-    return f" {{minutes}}`{name}`" if book.chapter(name).minutes else ""
+    return f" {{brief}}`{name}`" if book.chapter(name).minutes else ""
 
 
 def numbers(book):
@@ -63,12 +63,10 @@ def numbers(book):
     head = re.search(r"^\|(?:[^|\n]*\|)+", file.read_text("utf-8") if file.exists() else "", re.M)
     versions = head[0].count("|") - 2 if head else 1
     lines = [
-        f"- **{assertions:,}** assertions beside the sentences that they prove: if one is false, "
-        "the build stops",
-        f"- **{exercises:,}** exercises that check your answer: its layout, its values and what "
-        "it sends",
-        f"- **{functions:,}** functions to copy, each tested with inputs drawn at random",
-        f"- **{versions:,}** sets of versions of JAX, Colab's among them, run every chapter",
+        f"- **{assertions:,}** assertions beside what they prove: a false one stops the build",
+        f"- **{exercises:,}** exercises that check layout, values and what your answer sends",
+        f"- **{functions:,}** functions to copy, tested with inputs drawn at random",
+        f"- **{versions:,}** sets of versions of JAX, Colab's too, run every chapter",
     ]
     return ":::{container} numbers\n\n" + "\n".join(lines) + "\n:::\n"
 

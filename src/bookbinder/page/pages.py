@@ -347,16 +347,21 @@ def _outputs(app, doctree, docname):
 
 
 def is_aligned(text):
-    """Whether two lines or more are in columns, or are the rows of an array, so that wrapping would
-    tear them.
+    """Whether lines are in columns, or are the rows of an array, so that wrapping would tear them:
+    two with a gap, or one whose word behind the gap stands below or above another word.
     """
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
-    rows = [
-        line
-        for line in lines
-        if re.search(r"\S {2,}\S", line) or re.match(r"(array\(| )*\[.*\][\])]*,?$", line)
-    ]
-    return len(rows) > 1
+    gaps = [[gap.end() - 1 for gap in re.finditer(r"\S {2,}\S", line)] for line in lines]
+    rows = [bool(re.match(r"(array\(| )*\[.*\][\])]*,?$", line)) for line in lines]
+    if sum(map(bool, gaps)) + sum(rows) > 1:
+        return True
+    begins = [{word.start() for word in re.finditer(r"(?<= )\S", line)} for line in lines]
+    return any(
+        set(gaps[n]) & begins[other] and len(lines[other]) > 2
+        for n in range(len(lines))
+        for other in (n - 1, n + 1)
+        if gaps[n] and 0 <= other < len(lines)
+    )
 
 
 def _tables(app, doctree, docname):
@@ -534,6 +539,7 @@ def _describe(app, pagename, templatename, context, doctree):
         "<pre>(.*?)\n?</pre>", _with_its_height, context.get("body", ""), flags=re.DOTALL
     )
     context["body"] = re.sub(_CODE_FOLD, _with_its_contents, context["body"], flags=re.DOTALL)
+    context["body"] = re.sub(_NEIGHBOURS, _as_one_fold, context["body"], flags=re.DOTALL)
     if name == LEDGER:
         context["body"] = re.sub(_TABLE, _with_a_filter, context["body"], flags=re.DOTALL)
     context["body"] = re.sub(_TABLE, _for_phones, context["body"], flags=re.DOTALL)
@@ -625,6 +631,30 @@ def _with_its_contents(title):
     else:
         holds = "Code"
     return f"{holds}, {lines} line{'s' * (lines != 1)}"
+
+
+# Cells of which a page shows nothing but a fold, directly below each other.
+_NEIGHBOURS = (
+    r'(?:<div class="cell [^"]*"[^>]*>\n<details class="admonition hide above-input">'
+    r"(?:(?!</?details).)*</details>\n"
+    r'(?:<button type="button" class="copy whole"[^<]*</button>)?</div>\n){2,}'
+)
+_TITLE = re.compile(r'<p class="collapsed admonition-title">(.*?), (\d+) lines?</p>')
+_AND_MORE = re.compile(r" and (\d+) more")
+
+
+def _as_one_fold(cells):
+    """Folds below each other as one that opens them all, and says what they hold together."""
+    titles = _TITLE.findall(cells[0])
+    held = " ".join(title for title, _ in titles)
+    names = re.findall("<code>.*?</code>", held)
+    more = len(names[_MOST_NAMES:]) + sum(map(int, _AND_MORE.findall(held)))
+    shown = ["Set-up"] * ("Set-up" in held) + names[:_MOST_NAMES]
+    title = (", ".join(shown) or "Code") + f" and {more} more" * (more > 0)
+    lines = sum(int(count) for _, count in titles)
+    inside = cells[0].replace("<details ", "<details open ")
+    summary = f"<summary>{title}, {lines} lines</summary>"
+    return f'<details class="hide folds">\n{summary}\n{inside}</details>\n'
 
 
 LEDGER = "ledger"  # the page whose tables are long, and are looked things up in

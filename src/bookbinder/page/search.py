@@ -66,7 +66,8 @@ class Section:
       heading: as plain text.
       above: the headings of the sections that it is in, the page's title first.
       kind: "section", "exercise" or "entry".
-      names: of the terms that it defines, with their other names and those of `search_aliases`.
+      names: of the terms that it defines, with their other names, those of `search_aliases`, and
+        messages that an index on the page leads from to it.
       text: its paragraphs, one per line, without those of the sections in it; code in it stands
         between backticks.
       code: the names in its cells that look like parts of an API, such as "lax.psum" and
@@ -144,7 +145,28 @@ def sections(doctree, title=lambda page: page):
     for section in doctree.children:
         if isinstance(section, nodes.section):
             _collect(section, (), sections_of_page, title)
+    messages = _messages(doctree)
+    for section in sections_of_page:
+        section.names += messages.get(section.anchor, [])
     return sections_of_page
+
+
+def _messages(doctree):
+    """The messages from which an index leads to a section of its page: rows that begin with a link
+    around code, such as [`Bus error`](#shared-memory).
+    """
+    places, messages = {}, {}
+    for section in doctree.findall(nodes.section):
+        places |= dict.fromkeys([*section["ids"], *section["names"]], section["ids"][0])
+    for row in doctree.findall(nodes.row):
+        link = row.next_node(lambda node: isinstance(node, nodes.reference | addnodes.pending_xref))
+        if link is None or link.astext() != row.children[0].astext().strip():
+            continue
+        target = link.get("refid") or link.get("reftarget", "")
+        if place := places.get(target):
+            said = [code.astext() for code in link.findall(nodes.literal)]
+            messages.setdefault(place, []).extend(said)
+    return messages
 
 
 def _collect(node, above, sections_so_far, title):

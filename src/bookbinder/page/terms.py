@@ -20,16 +20,21 @@ _NO_LINKS = (
     nodes.reference,
     nodes.title,
     nodes.strong,
+    nodes.emphasis,  # a word that the page uses in a sense of its own
     nodes.literal,
     nodes.FixedTextElement,
     nodes.term,
     nodes.caption,
 )
-# Nouns of the glossary that are verbs too: "which experts process it" means no process.
-_VERBS = re.compile(r"(?:process|checkpoint)(?:es|s)?", re.IGNORECASE)
+# Terms of the glossary that are verbs too: "which experts process it" and "that opening committed a
+# psum too many" mean no process and no committed array; neither does "however many it processes".
+_VERBS = re.compile(r"(?:process|checkpoint|overlap|committed)(?:es|s)?", re.IGNORECASE)
 _OBJECT = re.compile(
-    r"\s+(?:an?|the|all|each|every|it|its|them|those|these|one|your|our|their|several|\d+)\b"
+    r"\s+(?:an?|the|all|each|every|it|its|this|them|those|these|one|your|our|their|several|\d+)\b"
 )
+_SUBJECT = re.compile(r"\b(?:it|he|she|they|we|you|who)\s+$", re.IGNORECASE)
+# And an adjective of every day, as in "loops of varying length".
+_OF_A_SIZE = re.compile(r"\s+(?:amounts?|degrees?|lengths?|numbers?|shapes?|sizes?|speeds?)\b")
 
 
 def entries(book):
@@ -135,13 +140,21 @@ def _takes_links(text):
     return inside
 
 
+def _is_meant(match):
+    """Whether a word that was found is the term, rather than a verb or a word of every day."""
+    text, word = match.string, match[0].lower()
+    if word == "varying":
+        return not _OF_A_SIZE.match(text, match.end())
+    is_verb = _OBJECT.match(text, match.end()) or _SUBJECT.search(text, 0, match.start())
+    return not (_VERBS.fullmatch(word) and is_verb)
+
+
 def _link(text, pattern, term_of, seen, address):
     parts, end = [], 0
     for match in pattern.finditer(text):
         spelling = match[1] if match[1] in term_of else match[1][0].lower() + match[1][1:]
         term = term_of.get(spelling)
-        is_verb = _VERBS.fullmatch(match[0]) and _OBJECT.match(text, match.end())
-        where = address(term) if term and term not in seen and not is_verb else None
+        where = address(term) if term and term not in seen and _is_meant(match) else None
         if where:
             seen.add(term)
             link = nodes.reference("", match[0], internal=True, refuri=where, classes=["term"])

@@ -447,8 +447,12 @@ class Book:
         """
         return in_words(sum(chapter.minutes for chapter in self._timed(names)))
 
+    def brief_time(self, names):
+        """The same in a list: "45 min"."""
+        return f"{sum(chapter.minutes for chapter in self._timed(names))} min"
+
     def times(self, names):
-        """The same with their predictions and with their exercises: "20 minutes to read, 26 minutes
+        """How long with their predictions and with their exercises: "20 minutes to read, 26 minutes
         with the predictions, 1½ hours with the exercises".
         """
         chapters = self._timed(names)

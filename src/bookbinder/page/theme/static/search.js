@@ -10,10 +10,13 @@ globalThis.bookSearch = ({ load, root, slash }) => {
   const LIKE = { // what means the same here, or is one of these, and how much that counts
     gpu: ["device"], tpu: ["device"], chip: ["device"], core: ["device"], accelerator: ["device"], card: ["gpu", "device"],
     node: ["host"], host: ["node"], machine: ["host", "node"], server: ["serve"], multi: ["many", "several", "two"], several: ["many"],
-    different: ["other", "fewer", "another"], other: ["another", "different"], fewer: ["other"], big: ["large"], bigger: ["larger"],
+    different: ["other", "fewer", "another", "differ"], differ: ["different"], other: ["another", "different"], fewer: ["other"], big: ["large"], bigger: ["larger"],
     load: ["restore"], restore: ["load"], restart: ["resume", "restore", "requeue"], resume: ["restart", "restore"], crash: ["die", "killed"],
     split: ["shard"], distribute: ["shard"], partition: ["shard"], divide: ["shard"], share: ["shard", "tied"], duplicate: ["replicate"],
     seed: ["key", "chain", "random"], rng: ["key", "random"], random: ["key"], speed: ["slow", "fast"], fast: ["speed", "second"], slow: ["speed"],
+    faster: ["slower"], efficient: ["bound", "utilisation"], ram: ["host", "memory"], copy: ["move"],
+    keep: ["retention"], continue: ["resume", "restart"], order: ["shuffle", "sampler"], result: ["number", "bit"], initial: ["create", "key"],
+    generation: ["decode", "serve"], heat: ["stencil"], test: ["assert"], infiniband: ["network"], ethernet: ["network"],
     stuck: ["hang"], deadlock: ["hang"], freese: ["frosen"], weight: ["parameter"], parameter: ["weight"], dataset: ["data"], metric: ["loss"],
     inference: ["serve", "serving", "decode"], generate: ["serve", "decode"], moe: ["expert"], pde: ["stencil"], simulate: ["simulation"],
     idle: ["wait", "bubble"], utilisation: ["mfu", "idle"], debug: ["diagnose"], profile: ["trace"], measure: ["time", "count"],
@@ -24,6 +27,7 @@ globalThis.bookSearch = ({ load, root, slash }) => {
   const PIECES = 0.2; // the same for the pieces of a word such as "all-reduce", where it is not there as a whole
   const KINDS = { section: 1, entry: 0.4, exercise: 0.4 }; // what teaches comes before what defines or asks,
   const APPENDIX = 0.4; // the parts before the appendices,
+  const LISTING = "reference", LISTED = 0.4; // which lists what there is, and explains nothing; its names are found to the letter
   const CLOSING = 0.4; // and both before "Summary" and other headings that many chapters have
   const HEADED = 30; // a section whose heading begins with what was typed,
   const CALLED = 20; // or which defines that,
@@ -121,7 +125,8 @@ globalThis.bookSearch = ({ load, root, slash }) => {
     });
     for (const section of sections) {
       section.chapter = chapters[section.page];
-      section.weight = KINDS[section.kind] * (section.chapter.appendix && !(section.kind === "section" && section.names.length) ? APPENDIX : 1)
+      section.weight = KINDS[section.kind] * (section.chapter.name === LISTING ? LISTED : 1)
+        * (section.chapter.appendix && !(section.kind === "section" && section.names.length) ? APPENDIX : 1)
         * (times.get(section.heading) > 3 ? CLOSING : 1);
       const heads = section.heading.split(":")[0].split(/, | and /);
       section.heads = section.kind === "section" ? [...heads.map(plain), ...heads.map((head) => telling(head).join(""))] : [];

@@ -3,7 +3,7 @@
 // hides the later ones until it has run, so that nothing jumps. A film (shardlab.film) is images in place of blocks.
 {
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
-  const STEP = 1200, FILM = 300, FLIGHT = 700; // ms: from frame to frame while it plays, in a film, and of a block
+  const STEP = 1200, FILM = 600, FLIGHT = 700; // ms: from frame to frame while it plays, in a film, and of a block
   const WIDTH = 314, HEAD = 10; // px of a ring, as of all pictures, and the radius of a device's number
   const lit = globalThis.Highlight && new Highlight();
   if (lit) CSS.highlights.set("lit", lit);
