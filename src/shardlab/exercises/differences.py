@@ -17,11 +17,6 @@ __all__ = ["differences", "leaves_of", "what_differs"]
 def what_differs(f: Callable, call: Any, later: Any) -> tuple[list[str], list[str]]:
     """What differs between two calls of which neither runs: for this `f` compiles again.
 
-    >>> from shardlab.exercises.differences import what_differs
-    >>> x = jax.ShapeDtypeStruct((8,), "float32")
-    >>> what_differs(jnp.tanh, ((x,), {}), ((jnp.ones(6),), {}))[0]
-    ['x: shape (8,), now (6,): pad it to one of a few shapes']
-
     Args:
       f: the function.
       call, later: the arguments of each call, and those given by name. They may be

@@ -39,7 +39,6 @@ from shardlab.report.remedies import (
     entries_of,
     with_axis,
 )
-from shardlab.report.states import States
 
 __all__ = [
     "Finding",
@@ -194,7 +193,7 @@ def of_arrays(
     forward: Collection[str] = (),
     gathered: Mapping[tuple, int] = types.MappingProxyType({}),
     is_differentiated: bool = False,
-    made: States | None = None,
+    made: Sequence[Collection[int]] | None = None,
 ) -> Iterator[Finding]:
     """Replicated arguments and results that could be sharded, or results on one device.
 
@@ -258,7 +257,7 @@ def _layout(array):
 
 
 def unreplaced(
-    arguments: Sequence[Any], results: Sequence[Any], made: States | None = None
+    arguments: Sequence[Any], results: Sequence[Any], made: Sequence[Collection[int]] | None = None
 ) -> frozenset[str]:
     """The names of the arguments that no result can replace, as it replaces parameters.
 
@@ -270,7 +269,7 @@ def unreplaced(
     replaced = set()
     for number, result in enumerate(results):
         alike = {one.number for one in arguments if one.type == result.type}
-        new = {n for n in alike if made is not None and made.replaces(number, n)}
+        new = {n for n in alike if made is not None and n in made[number]}
         replaced |= new or alike  # a gradient is a new value of none
     return frozenset(
         array.name for array in arguments if not array.donated and array.number not in replaced
@@ -605,7 +604,7 @@ def of_donation(
     results: Sequence[Any],
     shared: int,
     wrapper: str = "",
-    made: States | None = None,
+    made: Sequence[Collection[int]] | None = None,
 ) -> Iterator[Finding]:
     """Donations that cannot be used, and results that could take an argument's memory.
 
@@ -677,7 +676,7 @@ def _replaced(arguments, results, made):
     alike, left = Counter(map(_layout, arguments)), dict(enumerate(results))
     for array in sorted(arguments, key=lambda array: not array.donated):
         fitting = [n for n, result in left.items() if _layout(result) == _layout(array)]
-        new = [n for n in fitting if made is not None and made.replaces(n, array.number)]
+        new = [n for n in fitting if made is not None and array.number in made[n]]
         if made is not None and not array.donated:
             fitting = new
         elif made is None and not array.donated and len(results) == 1 < alike[_layout(array)]:

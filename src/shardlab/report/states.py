@@ -1,8 +1,7 @@
 """Tell which arguments are a state: the results that replace them are made from them.
 
-A result that merely has the type of an argument, as a batch has that of a square weight, replaces
-nothing. What replaces a parameter, a moment or a cache is made from it element by element, or by
-writing into it; so this is followed through the traced program.
+What replaces a parameter, a moment or a cache is made from it element by element, or by writing
+into it.
 """
 
 from dataclasses import dataclass
@@ -11,28 +10,13 @@ from typing import Any
 from shardlab.programs.kernels import inner_jaxprs
 from shardlab.programs.varying import parts_of_scan
 
-__all__ = ["States", "states"]
+__all__ = ["states"]
 
 _PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general", "triangular_solve")
 _ENDS = ("argmax", "argmin", "argsort", "iota", "top_k")  # what follows is no new value of it
 _WRITES = ("dynamic_update_slice", "scatter", "swap")
 _READS = ("dynamic_slice", "gather")
 _SUMS = ("add", "add_any", "sub")
-
-
-@dataclass(frozen=True)
-class States:
-    """What each result is made from.
-
-    Attributes:
-      sources: for each result the numbers of the arguments of which it is a new value.
-    """
-
-    sources: tuple[frozenset[int], ...]
-
-    def replaces(self, result: int, argument: int) -> bool:
-        """Whether a result can be a new value of an argument, by their numbers."""
-        return argument in self.sources[result]
 
 
 @dataclass(frozen=True)
@@ -46,24 +30,18 @@ class _Made:
         return _Made(self.new | other.new, self.product | other.product)
 
 
-def states(jaxpr: Any) -> States:
-    """Follow a traced program.
+def states(jaxpr: Any) -> list[frozenset[int]]:
+    """For each result of a traced program the arguments of which it is a new value.
 
     Without a backward pass a sum of an argument and of a product with it is no new value of it, but
     what a residual block makes of its input.
-
-    >>> from shardlab.report.states import states
-    >>> f = lambda w, x: (0.9 * w + x.T @ x, x @ w)
-    >>> traced = jax.jit(f).trace(jnp.ones((8, 8)), jnp.ones((8, 8)))
-    >>> states(traced.jaxpr.jaxpr).sources
-    (frozenset({0}), frozenset())
 
     Args:
       jaxpr: as `jax.jit(f).trace(...).jaxpr.jaxpr` is.
     """
     inputs = [_Made(frozenset({number})) for number in range(len(jaxpr.invars))]
     results = _run(jaxpr, inputs, _is_differentiated(jaxpr))
-    return States(tuple(one.new for one in results))
+    return [one.new for one in results]
 
 
 def _is_differentiated(jaxpr):
