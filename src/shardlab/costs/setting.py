@@ -107,7 +107,7 @@ class TrainingSetting:
 
     @property
     def adapters(self) -> int:
-        """Parameters of all adapters; 0 where all of the model is trained."""
+        """Parameters of all adapters."""
         return self.model.layers * adapter_parameters(self.model, self.lora)
 
     @property

@@ -744,3 +744,16 @@ def test_a_comparison_that_cannot_be_made_is_refused(revisions, arguments, words
 @pytest.mark.parametrize("mesh", ["x=1000000", "x=1000,y=1000", "x=65537"])
 def test_a_layout_of_more_devices_than_there_are_is_refused_at_once(refused, mesh):
     assert "65,536" in refused("layout", "f32[8,16]", "--mesh", mesh)
+
+
+def test_a_fine_tune_on_four_consumer_cards_has_an_answer(run):
+    """Training all parameters does not fit, so the report says what fine-tuning needs."""
+    cards = ("llama-3-8b", "rtx 4090", "4", "--batch-tokens", "64k", "--sequence", "2048")
+    status, out, _ = run("plan", *cards)
+    assert status == 1 and "Fine-tuning with adapters fits: --lora 16:" in out
+    status, out, _ = run("plan", *cards, "--lora", "16", "--parameters", "nf4", "--tokens", "0.1")
+    assert status == 0 and out.startswith("Assumed: adapters of rank 16, the model is frozen;")
+    assert "parameters nf4" in out and "No published run on GPUs tests such plans" in " ".join(
+        out.split()
+    )
+    assert "0.1 billion tokens take 0.1" in out and "(no range is known)" in out

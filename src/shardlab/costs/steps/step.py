@@ -175,8 +175,8 @@ def step_cost(
         products: in Megatron Core `tp_comm_overlap` and `overlap_moe_expert_parallel_comm`. It
         changes the expected time alone.
       lora: the rank of adapters on all matrices of the layers of a dense model, which is frozen; 0
-        trains all parameters. Adapters, their gradients and moments are all that the optimiser has,
-        and no product gives a gradient of a frozen matrix. An adapter is as wide as its gradient.
+        trains all parameters. No product gives a gradient of a frozen matrix, and an adapter is as
+        wide as its gradient.
         With `parameters="nf4"` the layers' matrices have four bits, as in QLoRA, and are read and
         written in 16 bits besides, before each product with them. What adapters keep of a token,
         the rank for each, is not counted.
@@ -192,9 +192,8 @@ def step_cost(
     Source: Scaling Book, "Training": data, FSDP, tensor, mixed, "Scaling Across Pods", and its last
     table, of which this counts attention too. Where an axis leaves the node or slice:
     `hierarchical_seconds`. For "node": DeepSeek-V3 (https://arxiv.org/abs/2412.19437), section
-    3.2.2, whose tokens go to at most four nodes; that limit is not counted. For adapters: Hu and
-    others, "LoRA: Low-Rank Adaptation of Large Language Models", 2021; Dettmers and others, "QLoRA:
-    Efficient Finetuning of Quantized LLMs", 2023, section 3.
+    3.2.2, whose tokens go to at most four nodes; that limit is not counted. For adapters
+    the sources are in `shardlab.costs.steps.adapters`.
     """
     model, remat = known_model(model), remat_of(remat)
     on_machine = isinstance(machine, Machine)
