@@ -132,7 +132,7 @@ def test_a_number_that_is_not_there_is_a_fault_and_a_catalogue_that_is_not_one_i
 APPEARED = {"micikevicius2018": 1, "gpipe2019": 1, "zerobubble2023": -1, "pope2022": 1,
     "leviathan2023": 1,
             "splitwise2024": 1, "nanoflow2024": 1, "tsqr2012": 4, "halko2011": 2,
-            "rhat2021": 2}  # fmt: skip
+            "rhat2021": 2, "stich2019": 1}  # fmt: skip
 
 
 def test_an_arxiv_number_is_of_the_year_of_its_reference():

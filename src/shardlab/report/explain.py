@@ -147,8 +147,19 @@ def explain(
     # an axis that a constraint drops is not lacking in the arguments
     mesh_left = {axis: size for axis, size in report.mesh.items() if axis not in judgement.lost}
     gathered = findings.gathered_dimensions(located.collectives)
-    placed = arrays, results, mesh_left, report.devices, judgement.forward, gathered, is_trained
-    found = [*again, *findings.of_arrays(*placed, made)]
+    found = [
+        *again,
+        *findings.of_arrays(
+            arrays,
+            results,
+            mesh_left,
+            report.devices,
+            judgement.forward,
+            gathered,
+            is_trained,
+            made,
+        ),
+    ]
     if jaxpr is not None:
         found += findings.of_varying(mismatches(jaxpr), _name(f) if wrapper == "pmap" else "")
         if is_trained:
@@ -188,8 +199,15 @@ def explain(
     found = tuple(findings.by_harm([*found, *report.findings], _spare_axes(report, arrays)))
     alone = report.devices == 1 and backend == jax.default_backend()
     idle = jax.device_count() - 1 if alone else 0
-    report = replace(report, findings=found, idle=idle, kernels=_declared(report, jaxpr))
-    report = replace(report, arrays=tuple(arrays), memory=sizes, temporaries=temporaries)
+    report = replace(
+        report,
+        findings=found,
+        idle=idle,
+        kernels=_declared(report, jaxpr),
+        arrays=tuple(arrays),
+        memory=sizes,
+        temporaries=temporaries,
+    )
     if not try_remedies:
         return report
     tried = Tried(f, args, kwargs, shardings, result_arrays, located.meshes, chip, wrapper)
