@@ -182,6 +182,17 @@ def test_few_predictions_and_takeaways_so_that_each_surprises(chapter):
     assert chapter.text.count("{admonition} Takeaway") <= 6
 
 
+def test_what_a_chapter_asks_to_read_first_comes_before_it():
+    order = [chapter.name for chapter in BOOK.chapters]
+    wrong = {
+        chapter.name: name
+        for chapter in BOOK.chapters
+        for name in chapter.after
+        if order.index(name) > order.index(chapter.name)
+    }
+    assert not wrong and sum(len(chapter.after) for chapter in BOOK.chapters) > 30
+
+
 def test_labels_are_unique_and_begin_with_their_chapter():
     seen = {}
     for chapter in BOOK.chapters:
