@@ -47,7 +47,7 @@ def solutions():
 def returned(handed_out, answers):
     """The notebook as a participant returns it, with code in place of some stubs."""
     notebook = nbformat.reads(handed_out, as_version=4)
-    for label, cell in grade.answers(notebook).items():
+    for label, (cell,) in grade.answers(notebook).items():
         if label in answers:
             first, _, stub = cell.source.partition("\n")
             check = re.search(r"^check\(.*\)$", stub, re.MULTILINE)[0]
@@ -66,7 +66,7 @@ def test_a_notebook_for_a_class_shows_no_answer_and_all_the_rest(handed_out):
     )
     code = "\n".join(cell.source for cell in own.cells if cell.cell_type == "code")
     for label, solution in solutions().items():
-        stub = grade.answers(own)[label].source
+        stub = grade.answers(own)[label][0].source
         for line in {line.strip() for line in solution.splitlines() if len(line.strip()) > 12} - {
             *map(str.strip, stub.splitlines())
         }:

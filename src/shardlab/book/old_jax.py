@@ -90,6 +90,7 @@ class Tried:
 def attempt(code: str, **given: Any) -> tuple[Any, Exception | None]:
     """Run some lines with the names of `NAMES` on eight devices, without their warnings.
 
+    >>> from shardlab.book.old_jax import attempt
     >>> attempt("out = 3 * 4")
     (12, None)
 
@@ -112,6 +113,7 @@ def attempt(code: str, **given: Any) -> tuple[Any, Exception | None]:
 def tried(forms: Iterable[OldForm]) -> list[Tried]:
     """Run old forms and their replacements, and hold both against what is said of them.
 
+    >>> from shardlab.book.old_jax import OldForm, tried
     >>> [one.error for one in tried([OldForm("from jax import pmap", "from jax import jit")])]
     ['']
 
