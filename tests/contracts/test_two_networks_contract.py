@@ -23,8 +23,8 @@ def moved(kind, groups, sent, times=1):
     kind=[*RINGS, "all-to-all"], sent=[0, 7, 4096], times=[0, 1, 12],
 )  # fmt: skip
 def test_network_bytes(network_bytes, slices, chips, mixed, kind, sent, times):
-    """`network_bytes` takes what `collectives` returned, and the slice of each device in any order
-    of the mesh.
+    """`network_bytes` takes what `collectives` returned, and the slice of each device in the order of
+    the mesh, with any number of slices.
     """
     n = slices * chips
     slice_of = np.tile(np.arange(slices), chips) if mixed else np.repeat(np.arange(slices), chips)
@@ -48,7 +48,10 @@ def test_network_bytes(network_bytes, slices, chips, mixed, kind, sent, times):
     pairs=[(), ((0, 4),), ((0, 1), (1, 4), (4, 0)), ((0, 0), (5, 5))], sent=[0, 16],
 )  # fmt: skip
 def test_permutes(network_bytes, pairs, sent):
-    """A permute sends along its pairs; to itself a device sends nothing."""
+    """`network_bytes` takes what `collectives` returned, and the slice of each device in the order of
+    the mesh, with any number of slices.
+    """
+    # A permute sends along its pairs; to itself a device sends nothing.
     slice_of = np.repeat([0, 1], 4)
     leave, stay = network_bytes(moved("collective-permute", pairs, sent), slice_of)
     out = [sum(a // 4 == s != b // 4 for a, b in pairs) for s in (0, 1)]
@@ -57,10 +60,13 @@ def test_permutes(network_bytes, pairs, sent):
 
 
 @contract(
-    "two_networks", "network_bytes", draws=4, quick=True,
+    "two_networks", "network_bytes", draws=10, quick=True,
     unknown=[(None, 1), (8, None)], kind=["ragged-all-to-all", "all-reduce"],
 )  # fmt: skip
 def test_unknown_sizes(network_bytes, unknown, kind):
-    """What only the run decides is refused."""
+    """`network_bytes` takes what `collectives` returned, and the slice of each device in the order of
+    the mesh, with any number of slices.
+    """
+    # What only the run decides is refused.
     with pytest.raises(ValueError, match=kind):
         network_bytes(moved(kind, ((0, 1),), *unknown), [0, 1])
