@@ -23,8 +23,8 @@ def moved(kind, groups, sent, times=1):
     kind=[*RINGS, "all-to-all"], sent=[0, 7, 4096], times=[0, 1, 12],
 )  # fmt: skip
 def test_network_bytes(network_bytes, slices, chips, mixed, kind, sent, times):
-    """`network_bytes` takes what `collectives` returned, and the slice of each device in the order of
-    the mesh, with any number of slices.
+    """`network_bytes` takes what `collectives` returned, and the slice of each device in the order
+    of the mesh, with any number of slices.
     """
     n = slices * chips
     slice_of = np.tile(np.arange(slices), chips) if mixed else np.repeat(np.arange(slices), chips)
@@ -48,8 +48,8 @@ def test_network_bytes(network_bytes, slices, chips, mixed, kind, sent, times):
     pairs=[(), ((0, 4),), ((0, 1), (1, 4), (4, 0)), ((0, 0), (5, 5))], sent=[0, 16],
 )  # fmt: skip
 def test_permutes(network_bytes, pairs, sent):
-    """`network_bytes` takes what `collectives` returned, and the slice of each device in the order of
-    the mesh, with any number of slices.
+    """`network_bytes` takes what `collectives` returned, and the slice of each device in the order
+    of the mesh, with any number of slices.
     """
     # A permute sends along its pairs; to itself a device sends nothing.
     slice_of = np.repeat([0, 1], 4)
@@ -64,8 +64,8 @@ def test_permutes(network_bytes, pairs, sent):
     unknown=[(None, 1), (8, None)], kind=["ragged-all-to-all", "all-reduce"],
 )  # fmt: skip
 def test_unknown_sizes(network_bytes, unknown, kind):
-    """`network_bytes` takes what `collectives` returned, and the slice of each device in the order of
-    the mesh, with any number of slices.
+    """`network_bytes` takes what `collectives` returned, and the slice of each device in the order
+    of the mesh, with any number of slices.
     """
     # What only the run decides is refused.
     with pytest.raises(ValueError, match=kind):
