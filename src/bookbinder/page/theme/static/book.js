@@ -67,7 +67,7 @@
 
   // What has moved to another page: its old address leads on.
   const leadOn = () => {
-    const place = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const place = document.getElementById(location.hash.slice(1));
     if (place?.matches(".moved")) location.replace(place.querySelector("a").href);
   };
   addEventListener("hashchange", leadOn);
