@@ -857,6 +857,7 @@ def _policy(page):
         [
             "default-src 'none'",
             f"script-src 'self'{allowed(page.mode_script)}",
+            "worker-src blob:",  # of the page's own text: also from a file, it needs no other file
             f"style-src-elem 'self'{allowed(page.style)}",
             "style-src 'self' 'unsafe-inline'",
             "img-src 'self' data:",
