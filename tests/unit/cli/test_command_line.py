@@ -598,7 +598,7 @@ def test_a_wrong_ledger_is_refused(refused, tmp_path):
 
 def test_help_has_examples_that_work(run, explained):
     status, out, err = run("--help")
-    counts = {"layout": 3, "plan": 3, "explain": 5, "ledger": 3, "grade": 2}
+    counts = {"layout": 3, "plan": 4, "explain": 5, "ledger": 3, "grade": 2}
     assert status == 0 and not err and all(name in out for name in counts)
     assert run() == (0, out, "")
     for command, count in counts.items():
