@@ -323,7 +323,6 @@ def test_predicted_bytes_against_a_compiled_program(shape, most):
         ((LLAMA, "RTX 4080", 8, 4096), {}, "RTX 4080 is another card"),
         ((LLAMA, "3090 Ti", 8, 4096), {}, "3090 Ti is another card"),
         ((LLAMA, "MI50", 8, 4096), {}, "MI50 is another card, whose numbers are not known here$"),
-        ((LLAMA, "Tesla T4", 8, 4096), {}, "a T4 multiplies no bf16"),
         ((LLAMA, "v5p", 0, 4096), {}, "chips is 0"),
         ((LLAMA, "v5p", 8.0, 4096), {}, "chips is 8.0"),
         ((LLAMA, "v5p", 8, -1), {}, "batch_tokens is -1"),
