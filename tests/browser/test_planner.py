@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from explorer_cases import SIZES_OF, bare_page, compare_plans, plan_cases, planned_for, solve
+from playwright.sync_api import expect
 
 from shardlab import (
     CHIPS,
@@ -573,8 +574,9 @@ def test_a_link_shows_the_same_page(visit):
     control(page, "Training tokens, billions").fill("14800")
     page.keyboard.press("Tab")
     page.locator("[data-choose]").nth(2).click()
-    assert page.locator("[data-choose]").nth(2).get_attribute("aria-pressed") == "true"
+    expect(page.locator("[data-choose]").nth(2)).to_have_attribute("aria-pressed", "true")
     third = visit(page.url[page.url.index("#") :])
+    expect(third.locator("[data-choose]").nth(2)).to_have_attribute("aria-pressed", "true")
     assert (
         tiles(third) == tiles(page)
         and words(third) == words(page)
@@ -650,9 +652,8 @@ def test_a_configuration_is_pasted_or_chosen(visit, tmp_path):
         == page.locator("[data-config]").inner_text()
     )
     assert control(page, "Model").input_value() == "own" and "experts=128" in page.url
-    assert (
+    expect(page.locator(".explorer-output")).to_contain_text(
         f"has {model.parameters:,} parameters, of which a token uses {model.active_parameters:,}."
-        in (page.locator(".explorer-output").inner_text())
     )
     assert words(visit(page.url[page.url.index("#") :])) == words(page)
     file = tmp_path / "config.json"
