@@ -573,6 +573,7 @@ def test_a_link_shows_the_same_page(visit):
     control(page, "Master weights").select_option("f32")
     control(page, "Training tokens, billions").fill("14800")
     page.keyboard.press("Tab")
+    expect(page.locator(".explorer-output")).to_contain_text("14.8 trillion")
     page.locator("[data-choose]").nth(2).click()
     expect(page.locator("[data-choose]").nth(2)).to_have_attribute("aria-pressed", "true")
     third = visit(page.url[page.url.index("#") :])
@@ -586,6 +587,7 @@ def test_a_link_shows_the_same_page(visit):
     assert "master weights" in third.locator("[data-explorer] figcaption").all_inner_texts()[-1]
     assert "--gradients f32 --master f32" in command(third)
     control(page, "Chips").fill("256")  # another question begins with its own first mesh
+    page.wait_for_function("!location.href.includes('choice=')")
     assert (
         "choice=" not in page.url
         or page.locator("[data-choose]").first.get_attribute("aria-pressed") == "true"
