@@ -125,30 +125,27 @@ def paths_of(book):
     with its sections, and of those through whole chapters.
     """
     paths = {
-        path: {"title": title, "stops": [_record(book, stop) for stop in core.path(book, path)]}
+        path: {
+            "title": title,
+            "stops": [
+                _stop(book, one.chapter, round(one.minutes, 2), one.anchor, bridged(one))
+                for one in core.path(book, path)
+            ],
+        }
         for path, title in core.TITLES.items()
     }
     for title, names in book.paths.items():
-        stops = [
-            {
-                "page": name,
-                "chapter": book.titles.get(name, name),
-                "anchor": "",
-                "minutes": book.chapter(name).minutes,
-                "bridge": "",
-            }
-            for name in names
-        ]
+        stops = [_stop(book, name, book.chapter(name).minutes) for name in names]
         paths[slug(title)] = {"title": title, "whole": True, "stops": stops}
     return {path: content for path, content in paths.items() if content["stops"]}
 
 
-def _record(book, stop):
-    """What core.js has to know of a section."""
+def _stop(book, page, minutes, anchor="", bridge=""):
+    """What core.js has to know of a section, or of a whole chapter."""
     return {
-        "page": stop.chapter,
-        "chapter": book.titles.get(stop.chapter, stop.chapter),
-        "anchor": stop.anchor,
-        "minutes": round(stop.minutes, 2),
-        "bridge": bridged(stop),
+        "page": page,
+        "chapter": book.titles.get(page, page),
+        "anchor": anchor,
+        "minutes": minutes,
+        "bridge": bridge,
     }
