@@ -534,10 +534,10 @@ def clone(tmp_path_factory):
     entries = "chapters:\n  - file: book/one\n  - file: book/two\n"
     (sources / "_toc.yml").write_text(f"format: jb-book\nroot: book/index\n{entries}")
     (sources / "book" / "core.yml").unlink()
-    # of which the words for the search name chapters that are not here
+    # of which the words for the search, and what has moved, name chapters that are not here
     config = (sources / "_config.yml").read_text()
     (sources / "_config.yml").write_text(
-        re.sub(r"(?m)^    search_aliases:\n(?:      .*\n)+", "", config)
+        re.sub(r"(?m)^    (?:search_aliases|moved_sections):\n(?:      .*\n)+", "", config)
     )
     project = (sources / "pyproject.toml").read_text()
     (sources / "pyproject.toml").write_text(

@@ -673,17 +673,24 @@ def of_donation(
 
 def _replaced(arguments, results, made):
     """The arguments that are not donated, and that results could replace: each result one."""
-    alike, left = Counter(map(_layout, arguments)), dict(enumerate(results))
+    left = dict(enumerate(results))
+    sources = [made[n] if made is not None else {a.number for a in arguments} for n in left]
     for array in sorted(arguments, key=lambda array: not array.donated):
         fitting = [n for n, result in left.items() if _layout(result) == _layout(array)]
-        new = [n for n in fitting if made is not None and array.number in made[n]]
-        if made is not None and not array.donated:
+        new = [n for n in fitting if array.number in sources[n]]
+        if not array.donated:
             fitting = new
-        elif made is None and not array.donated and len(results) == 1 < alike[_layout(array)]:
-            continue  # which of them?
+            if len(results) == 1 and any(
+                other != array and _layout(other) == _layout(array) and other.number in sources[0]
+                for other in arguments
+            ):
+                continue  # which of them?
         if fitting:
             path = _path(array.name)
-            best = max(fitting, key=lambda n: (n in new, _path(results[n].name) == path))
+            best = max(
+                fitting,  # rather one that is made from no other argument
+                key=lambda n: (n in new, _path(results[n].name) == path, -len(sources[n])),
+            )
             del left[best]
             if not array.donated:
                 yield array

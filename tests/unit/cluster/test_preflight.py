@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from places import ROOT
@@ -550,7 +551,7 @@ def test_why_jax_finds_no_device_is_told_by_what_is_there(monkeypatch, sees, ask
     monkeypatch.setattr(preflight, "cards", lambda: seen)
     monkeypatch.setattr(jax.config, "read", {"jax_cuda_visible_devices": asks}.get)
     made = [
-        type("Distribution", (), {"name": name, "version": "1.0"}) for name in ["numpy", *plugins]
+        SimpleNamespace(metadata={"Name": name, "Version": "1.0"}) for name in ["numpy", *plugins]
     ]
     monkeypatch.setattr(preflight.importlib.metadata, "distributions", lambda: made)
     assert cure in preflight._cure_of(
