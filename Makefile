@@ -3,7 +3,7 @@ python := .venv/bin/python
 # The tests of a file, which share what is expensive, run in one process; files begin in the order of tests/conftest.py.
 parallel := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup book pdf slides check test chapter serve matrix links citations centres audit perturb compare scoreboard benchmark publish-notebooks lighthouse lint lock clean
+.PHONY: help setup book pdf slides check test chapter serve matrix links citations centres audit perturb compare scoreboard libraries benchmark publish-notebooks lighthouse lint lock clean
 
 help:
 	@echo "make book                       build the book, _build/html/index.html, and its notebooks"
@@ -22,6 +22,7 @@ help:
 	@echo "make perturb                    list assertions of chapters that pass with another number (ARGS=memory)"
 	@echo "make compare                    run the chapters anew, compile all anew, and compare what the pages show (ARGS='--chapters zero')"
 	@echo "make scoreboard                 explain the public reports anew, and record what is said of them (ARGS=--check)"
+	@echo "make libraries                  run programs of libraries on Auto and Explicit axes, and record the results (ARGS=--check)"
 	@echo "make benchmark                  time a build, and one by stock Jupyter Book (ARGS='prose --runs 3')"
 	@echo "make lighthouse                 measure size, speed and accessibility of the built pages (ARGS=--collect.numberOfRuns=5)"
 	@echo "make lint                       check style, spelling, unused code and types"
@@ -81,6 +82,9 @@ compare: setup
 
 scoreboard: setup
 	@$(python) scripts/record_reports.py $(ARGS)
+
+libraries: setup
+	@$(python) scripts/record_libraries.py $(ARGS)
 
 benchmark: setup
 	@$(python) scripts/benchmark.py $(ARGS)

@@ -353,7 +353,7 @@ def test_the_status_page_names_versions_times_and_every_column_of_the_matrix(pag
 
     text = " ".join(article(pages["status"]).get_text().split())
     assert f"jax {version('jax')}" in text and f"numpy {version('numpy')}" in text
-    built, contracts, matrix = article(pages["status"]).select("table")
+    built, contracts, matrix, libraries = article(pages["status"]).select("table")
     rows = {row.a["href"].removesuffix(".html"): row for row in built.select("tbody tr")}
     shown = [chapter.name for chapter in BOOK.chapters if chapter.name in PROGRAMS]
     assert list(rows) == shown and built.th.get_text() == "Chapter"
@@ -373,6 +373,14 @@ def test_the_status_page_names_versions_times_and_every_column_of_the_matrix(pag
             re.fullmatch(r"\d+\.\d s(, \d+ deprecated)?|needs [\d.]+", cell) for cell in cells
         ), name
     assert re.search(r"Recorded on \d{4}-\d\d-\d\d", text)
+    lines = (ROOT / "book/recordings/libraries.txt").read_text("utf-8").splitlines()
+    written = [line.replace("`", "")[2:-2].split(" | ") for line in lines if line.startswith("| ")]
+    assert written == [
+        [cell.get_text() for cell in row.select("th, td")] for row in libraries.select("tr")
+    ]
+    errors = [line for line in lines if line.startswith(": ")]
+    shown = [one.code.get_text() for one in libraries.find_all_next("dd")]
+    assert shown == [line[2:].strip("` ") for line in errors] and len(written) > 12
 
 
 def test_the_page_of_public_names_shows_no_markup(pages):

@@ -710,8 +710,13 @@ def test_what_changes_upstream_is_told_in_one_issue(clone):
     checks = ("links", "audit", "perturb", "scoreboard", "compare")
     jobs = ("awake", "newest", "nightly", "colab", *checks)
     outputs = {job: clone.run(f"upstream: {job}") for job in jobs}
+    # of the libraries one: each is installed in an environment of its own
+    (step,) = (step for step in JOBS["upstream: libraries"]["steps"] if "run" in step)
+    one = step | {"run": step["run"].replace('--newest"', '--newest --only Optax"')}
+    outputs["libraries"] = clone.run("upstream: libraries", [one])
+    assert re.search(r"(?m)^Optax [\d.]+, .*Auto: equal, Explicit: equal$", outputs["libraries"][1])
     well = [job for job, (good, _) in outputs.items() if good]
-    assert well == ["awake", "newest", "perturb", "scoreboard"], outputs
+    assert well == ["awake", "newest", "perturb", "scoreboard", "libraries"], outputs
     needs = {
         job: {"result": "success" if good else "failure"} for job, (good, _) in outputs.items()
     }
