@@ -536,8 +536,8 @@ OWN_WORDS = {
     "solve heat equation on multi gpu": ["stencils#"],
     "what replaces pmap": ["from_old_jax#", "recipes#from-pmap", "upgrading#"],
 }
-# As users of JAX type, in words of PyTorch, CUDA and Slurm, and messages whole, of which two are from  # noqa: E501
-# public issues; the sections were written down before the search was asked.
+# As users of JAX type, in words of PyTorch, CUDA and Slurm, and messages whole, of which some are
+# from public issues; the sections were written down before the search was asked.
 SLOPPY = {
     "use all 4 gpus in my flax training": [
         "start#device-put",
@@ -1378,7 +1378,7 @@ def test_without_javascript_the_link_leads_to_a_page_that_says_what_else_there_i
 RUN_AXE = """async () => (await axe.run(".search")).violations.flatMap(({ id, nodes }) =>
   nodes.map((node) => `${id}: ${node.target}: ${node.failureSummary}`))"""
 WATCH_SHIFTS = """window.shifts = 0;
-new PerformanceObserver((list) => { for (const shift of list.getEntries()) window.shifts += shift.value; })  # noqa: E501
+new PerformanceObserver((list) => { for (const shift of list.getEntries()) window.shifts += shift.value; })
   .observe({ type: "layout-shift", buffered: true });"""  # noqa: E501
 
 
