@@ -1420,6 +1420,23 @@ def test_on_paper_there_is_the_chapter_with_all_that_it_folds_and_nothing_to_pre
     wait_until_dark(page, False)
 
 
+CUT_OFF = """() => [...document.querySelectorAll("main *")].filter((e) => {
+  if (!e.clientWidth || !e.checkVisibility()) return false;
+  const scrolls = getComputedStyle(e).overflowX !== "visible" && e.scrollWidth > e.clientWidth + 1;
+  return scrolls || e.getBoundingClientRect().right > innerWidth + 1;
+}).map((e) => `${e.tagName}.${e.className}: ${e.textContent.trim().slice(0, 40)}`)"""
+ON_A4 = {"width": 703, "height": 1000}  # between the margins
+
+
+@pytest.mark.parametrize("chapter", BOOK.chapters, ids=lambda chapter: chapter.name)
+def test_nothing_is_cut_off_on_paper(reader, chapter):
+    """Where the screen scrolls sideways: wide tables, and what is printed in columns."""
+    page = reader(chapter.name, viewport=ON_A4)
+    page.emulate_media(media="print")
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate(CUT_OFF) == []
+
+
 def test_paper_is_white_even_for_those_who_read_in_the_dark(reader):
     page = reader("collectives", color_scheme="dark")
     wait_until_dark(page)

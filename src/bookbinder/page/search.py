@@ -1,7 +1,8 @@
 """What the search of the site knows: a record for each section of each chapter.
 
 While Sphinx reads a page, its sections are noted in Sphinx's environment: heading, headings above,
-the terms that it defines, its text, and the names in its code, but no outputs, hints or solutions.
+the terms that it defines, its text, the names in its code, and the errors that its cells print, but
+no other outputs, hints or solutions.
 They are then written as scripts, because a page that is opened from a folder may not fetch data:
 
 - `_static/search-index.js` has what decides which sections are found, and which come first:
@@ -45,6 +46,8 @@ _HIDDEN = {"dropdown", "cell_output", "doors", "films", "contents"}
 _BLOCKS = (nodes.paragraph, nodes.caption, nodes.row, nodes.term, nodes.line)
 _NAME = re.compile(r"[A-Za-z]\w*(?:\.[A-Za-z]\w*)*")
 _OF_AN_API = re.compile(r"[._]|[A-Z].*[A-Z]")
+# What a cell prints of an error, up to a blank line; people search for it whole.
+_ERROR = re.compile(r"^\w*(?:Error|Exception|Warning): .+(?:\n.+)*", re.MULTILINE)
 _WORD = re.compile(r"[^\W_]+(?:[._'’-]+[^\W_]+)*")  # as search.js finds words
 _BASE, _FIRST = 45, 35  # of the digits of a gap: the code of the first, "#"
 # Words that say nothing of the subject. search.js looks for them only where nothing else was typed,
@@ -53,7 +56,7 @@ _STOP = (
     "a across an and any are as at be between but by can could do does for from get have how i if "
     "in into is it its many me most much my not of on or over should so than that the their then "
     "there these they this those to use using was we what when where which while who why will "
-    "with would you your"
+    "with would you your am im don't doesn't just need want please like way try trying"
 )
 
 
@@ -68,8 +71,8 @@ class Section:
       kind: "section", "exercise" or "entry".
       names: of the terms that it defines, with their other names, those of `search_aliases`, and
         messages that an index on the page leads from to it.
-      text: its paragraphs, one per line, without those of the sections in it; code in it stands
-        between backticks.
+      text: its paragraphs, one per line, and the errors that its cells print, without those of the
+        sections in it; code in it stands between backticks.
       code: the names in its cells that look like parts of an API, such as "lax.psum" and
         "XLA_FLAGS".
     """
@@ -184,6 +187,9 @@ def _collect(node, above, sections_so_far, title):
             section.names += [
                 name for _, name, place, *_ in one["entries"] if place.startswith("defines-")
             ]
+        if "cell_output" in one.get("classes", ()):
+            printed = "\n\n".join(block.astext() for block in one.findall(nodes.literal_block))
+            lines.extend(" ".join(error.split()) for error in _ERROR.findall(printed))
         if (
             one is heading
             or type(one).__name__ in _SKIPPED

@@ -233,14 +233,14 @@ def _answered(answer, exercise, want):
     trace); or NotSolved.
     """
     run = compiled = traced = None
-    _sortable(answer, want)
+    _readable(answer, want)
     if exercise.args is not None and isinstance(answer, Callable):
         run = answer
         _takes(answer, exercise.args)
         if _is_limited(exercise):
             run, compiled, traced = _compiled_once(answer, exercise.args)
         answer = run(*_copied(exercise.args))
-        _sortable(answer, want)
+        _readable(answer, want)
     if (_is_stub(answer) and (want is None or not _are_dots(want))) or (
         run and _are_nones(answer, want)
     ):
@@ -263,21 +263,30 @@ def _takes(function, args):
         ) from None
 
 
-def _sortable(answer, want):
-    """WrongAnswer for a dict with keys that JAX cannot sort, such as devices; if a dict is wanted,
-    its keys are compared later.
+def _readable(answer, want):
+    """WrongAnswer for what no check can read: a dict with keys that JAX cannot sort, such as
+    devices, and arrays that were donated. If a dict is wanted, its keys are compared later.
     """
-    if isinstance(want, dict) and isinstance(answer, dict):
-        return
     try:
-        jax.tree.structure(answer)
-    except ValueError as error:
-        if "sorting" not in str(error):
+        leaves = jax.tree.leaves(answer)
+    except (ValueError, TypeError) as error:
+        if "sorting" not in str(error) and "not supported between" not in str(error):
             raise
+        if isinstance(want, dict) and isinstance(answer, dict):
+            return
         raise WrongAnswer(
             "the keys of a dict must have an order, and these have none; use strings or numbers, "
             "such as device.id for a device"
         ) from None
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        raise WrongAnswer(
+            "the answer has a traced value, which has none outside of the function that is "
+            "traced; return it from there"
+        )
+    if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
+        raise WrongAnswer(
+            "an array of the answer was deleted, as by a call that donates it; create it again"
+        )
 
 
 def _passed(answer, run, compiled, want, exercise):
@@ -574,6 +583,9 @@ def _check_values(want, have, exercise, where=""):
             items = tuple(have)
         else:
             items = have if isinstance(have, (tuple, list, range)) else None
+        specs = jax.sharding.PartitionSpec
+        if isinstance(have, specs) and any(isinstance(one, specs) for one in want):
+            items = None  # one spec where several are wanted
         if items is None or len(items) != len(want):
             raise WrongAnswer(
                 f"values{where}: expected {_kind(want, shown=False)}, got {_kind(have)}"
@@ -656,7 +668,7 @@ def _plain_text(text):
 
 def _difference(want, have, exercise):
     """What is wrong with one value, or None."""
-    if isinstance(have, (tuple, list)) and _are_numbers(have) and np.shape(have) == np.shape(want):
+    if isinstance(have, (tuple, list)) and _are_numbers(have) and _shape(have) == np.shape(want):
         have = np.asarray(have)
     if isinstance(have, (tuple, list, dict)):
         return f"expected {_kind(want, shown=False)}, got {_kind(have)}"
@@ -669,15 +681,14 @@ def _difference(want, have, exercise):
         )
     if isinstance(have, jax.Array) and not have.is_fully_addressable:
         return _difference_of_shards(_numpy(want), have, exercise)
-    problem = _difference_of_dtypes(want, have, exercise)
-    given, want, have = have, _numpy(want), _numpy(have)
-    if want.dtype.kind in "OUS" or have.dtype.kind in "OUS":  # text, not numbers
-        if want.shape == have.shape == ():
-            want, have = _plain_text(want.item()), _plain_text(have.item())
-        return None if np.array_equal(want, have) else f"expected {_kind(want)}, got {_kind(given)}"
+    given, wanted, want, have = have, want, _numpy(want), _numpy(have)
+    if _is_other(want) or _is_other(have):  # text, not numbers
+        want, have = _plain_text(want.tolist()), _plain_text(have.tolist())
+        same = not _has_arrays(have) and want == have
+        return None if same else f"expected {_kind(wanted)}, got {_kind(given)}"
     if want.shape != have.shape:
         return f"expected shape {want.shape}, got {have.shape}"
-    if problem:
+    if problem := _difference_of_dtypes(wanted, given, exercise):
         return problem
     close = _are_close(want, have, exercise)
     if close.all():
@@ -690,6 +701,11 @@ def _difference(want, have, exercise):
         f"{len(wrong)} of {want.size} differ, the first at {list(place)}: "
         f"expected {want[place].item()}, got {have[place].item()}{_times(want, have, exercise)}"
     )
+
+
+def _is_other(array):
+    """Whether an array holds no numbers, but text, dates, records or objects."""
+    return array.dtype.kind in "OUSMm" or array.dtype.names is not None
 
 
 def _are_close(want, have, exercise):
@@ -712,6 +728,14 @@ def _are_numbers(items):
     )
 
 
+def _shape(items):
+    """The shape of nested lists of numbers; None where their lengths differ."""
+    try:
+        return np.shape(items)
+    except ValueError:
+        return None
+
+
 def _difference_of_dtypes(want, have, exercise):
     """Whether an array has the wrong dtype; a Python number, and a wanted value made of one, have
     none of their own.
@@ -723,11 +747,7 @@ def _difference_of_dtypes(want, have, exercise):
     if dtype is None or not hasattr(have, "dtype"):
         return None
     # NumPy computes in 64 bits what JAX keeps in 32: its arrays count as what JAX makes of them.
-    got = (
-        have.dtype
-        if isinstance(have, jax.Array) or have.dtype.kind in "OUS"
-        else jnp.result_type(have)
-    )
+    got = have.dtype if isinstance(have, jax.Array) else jnp.result_type(have)
     return None if got == dtype else f"expected dtype {dtype.name}, got {got.name}"
 
 
@@ -943,14 +963,24 @@ def _kind(value, *, shown=True):
         sort, text = f"a {type(value).__name__} of {len(value)}", repr(value)
         short = shown and value and len(text) <= 60 and "\n" not in text and not _has_arrays(value)
         return f"{sort}, {text}" if short else sort
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+    if isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return f"random keys of shape {value.shape}"
+        if value.shape:
+            return f"an array of shape {value.shape}"
         value = value.item()
-    if hasattr(value, "shape"):
-        return f"an array of shape {value.shape}"
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return "a jax.ShapeDtypeStruct without values"
     if isinstance(value, (str, bool, int, float, complex)) or value is None or value is ...:
         return repr(value)
+    if inspect.isroutine(value) or (callable(value) and hasattr(value, "__wrapped__")):
+        return f"the function {value.__name__} in place of its result"
     return type(value).__name__
 
 
 def _has_arrays(value):
-    return any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(value))
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if isinstance(value, (tuple, list)):
+        return any(map(_has_arrays, value))
+    return hasattr(value, "shape")

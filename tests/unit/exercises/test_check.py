@@ -1,5 +1,7 @@
 """shardlab.exercises.check: accepts what is right, says what is wrong."""
 
+import collections
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,6 +68,92 @@ def test_slips_of_python_are_told_by_the_check(capsys):
         check(by_device, BOTH)
     with pytest.raises(WrongAnswer, match=r"keys of a dict .* device\.id"):
         check(lambda a: by_device, double)
+
+
+def donated():
+    array = put(A, P("x"))
+    array.delete()
+    return array
+
+
+def leaked():
+    seen = []
+    jax.jit(lambda a: seen.append(2 * a))(A)
+    return seen[0]
+
+
+DEVICES = jax.devices()[:2]
+ODD = {  # in place of any answer, and what the message says of them
+    "a dict by device": (lambda: dict.fromkeys(DEVICES, A), r"device\.id"),
+    "a defaultdict by device": (
+        lambda: collections.defaultdict(list, dict.fromkeys(DEVICES, 1)),
+        r"device\.id",
+    ),
+    "one below a list": (lambda: [dict.fromkeys(DEVICES, A)], r"device\.id"),
+    "a string": (lambda: "x", "'x'"),
+    "a set": (lambda: {1, 2}, "set"),
+    "one spec": (lambda: P("x", "y"), "P"),
+    "lists of unequal length": (lambda: [[1, 2], [3]], "list of 2|got 1"),
+    "a function": (lambda: put, "the function put in place of its result"),
+    "a jitted function": (lambda: jax.jit(put), "the function put in place of its result"),
+    "a donated array": (donated, "was deleted"),
+    "a traced value": (leaked, "traced value"),
+    "a shape": (lambda: jax.ShapeDtypeStruct((4, 16), np.float32), "ShapeDtypeStruct"),
+    "random keys": (lambda: jax.random.key(0), "random keys|shape|key<fry>|differ"),
+    "an exercise": (lambda: BOTH, "Exercise"),
+    "a module": (lambda: np, "module"),
+    "a date": (lambda: np.datetime64("2020-01-01"), "date"),
+    "records": (lambda: np.zeros(2, dtype=[("a", "i4")]), r"shape|values\[0\]"),
+    "objects": (lambda: np.array([A, "x"], dtype=object), r"shape|values\[0\]"),
+}
+WANTED = {
+    "an array and its layout": BOTH,
+    "a jax.Array": Exercise(value=jnp.asarray(A)),
+    "a number": Exercise(value=3.5),
+    "a text": Exercise(value="float32[8@x]"),
+    "several texts": Exercise(value=np.array(["a", "b"])),
+    "a spec": Exercise(value=P("y")),
+    "several specs": Exercise(value=(P("x"), P("y"))),
+    "several arrays": Exercise(value=(A, A, A)),
+    "keys": Exercise(value=jax.random.key(1)),
+    "a layout": Exercise(layout=P("x", "y")),
+    "several layouts": Exercise(layout=(P("x"), P("y"), P())),
+    "layouts by name": Exercise(layout={"a": P("x")}),
+    "few bytes": Exercise(max_held=0),
+}
+
+
+@pytest.mark.parametrize("wanted", WANTED)
+@pytest.mark.parametrize("odd", ODD)
+def test_what_is_no_answer_at_all_gets_a_message_and_not_pythons_traceback(odd, wanted):
+    make, says = ODD[odd]
+    with pytest.raises(WrongAnswer, match=says if wanted != "few bytes" else None):
+        check(make(), WANTED[wanted])
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_nor_does_what_a_function_returns_or_a_dict_holds(odd):
+    make, _ = ODD[odd]
+    by_name = Exercise(value={"a": {"b": 1}})
+    for answer in (make(), {"a": make()}, {"a": {"b": make()}}):
+        with pytest.raises(WrongAnswer):
+            check(answer, by_name)
+    for limits in ({}, {"communication": {}}) if odd != "a traced value" else ():
+        with pytest.raises(WrongAnswer):
+            check(lambda a: make(), Exercise(args=(A,), reference=lambda a: 2 * a, **limits))
+
+
+def test_one_spec_in_place_of_several_is_told_as_one():
+    specs = Exercise(value=(P("x"), P("y")))
+    with pytest.raises(WrongAnswer, match=r"expected a tuple of 2, got P.*'x', 'y'"):
+        check(P("x", "y"), specs)
+
+
+def test_a_nan_is_shown_where_it_is():
+    with pytest.raises(WrongAnswer, match=r"64 of 64 differ, the first at \[0, 0\]: .* got nan"):
+        check(put(np.nan * A, P("x", "y")), BOTH)
+    with pytest.raises(WrongAnswer, match="expected 3, got nan"):
+        check(float("nan"), Exercise(value=3))
 
 
 @pytest.mark.parametrize("stub", [..., None, (..., ...), {"a": ..., "b": [..., (...,)]}])

@@ -5,6 +5,7 @@ globalThis.bookSearch = ({ load, root, slash }) => {
   const SHOWN = 20; // results
   const MOST = 300; // characters of what is asked that are looked at,
   const WORDS = 24; // and words: more take seconds, and find nothing better
+  const LONG = 12; // words that are a message, and not what a reader typed
   const LENGTH = 200; // characters of the sentence that is shown with one
   const FIELDS = { names: 8, heading: 6, api: 2.5, above: 3, text: 1, code: 0.3 }; // and how much a word in them counts
   const LIKE = { // what means the same here, or is one of these, and how much that counts
@@ -21,6 +22,12 @@ globalThis.bookSearch = ({ load, root, slash }) => {
     inference: ["serve", "serving", "decode"], generate: ["serve", "decode"], moe: ["expert"], pde: ["stencil"], simulate: ["simulation"],
     idle: ["wait", "bubble"], utilisation: ["mfu", "idle"], debug: ["diagnose"], profile: ["trace"], measure: ["time", "count"],
     estimate: ["predict"], choose: ["which", "decide"], sise: ["byte"], disk: ["file"], corrupt: ["damaged"], fit: ["memory"], train: ["step"],
+    // Short forms, and words of other libraries.
+    param: ["parameter"], ckpt: ["checkpoint"], grad: ["gradient"], attn: ["attention"], seq: ["sequence"], mem: ["memory"], vram: ["memory"],
+    comm: ["communication"], perf: ["speed", "slow"], init: ["create", "initialise"], env: ["environment"], lr: ["learning"], opt: ["optimiser"],
+    eval: ["evaluate"], sync: ["barrier"], async: ["asynchronous"], worker: ["process"], dataloader: ["loader"], parallelise: ["shard", "parallel"],
+    deploy: ["serve"], finetune: ["lora"], store: ["save"], bench: ["measure"], benchmark: ["measure"],
+    mismatch: ["differ", "disagree"], combine: ["together"], pick: ["choose", "which"], neighbor: ["neighbour"], timeout: ["hang", "limit"],
     1: ["one"], 2: ["two"], 4: ["four"], 8: ["eight"], one: ["1"], two: ["2"], four: ["4"], eight: ["8"], oom: ["memory"],
   };
   const AS_MUCH = 0.5;
@@ -33,8 +40,9 @@ globalThis.bookSearch = ({ load, root, slash }) => {
   const CALLED = 20; // or which defines that,
   const WITHIN = 2; // or which defines one word of that, such as "divisible" in "batch size not divisible",
   const PHRASE = 8; // or more, the rarer those words are among all, such as "many gpus" in "how many gpus do I need",
+  const SCATTERED = 0.8; // of that, where its words stand in what was typed, but not side by side,
   const BEGINS = 4; // or the same of one that begins so,
-  const PARTLY = 3; // or whose heading begins with one of the words
+  const PARTLY = 5; // or whose heading begins with some of the words, the more, the rarer these are
   const SHARE = 3; // power of how much of the query a section has, by how rare its words are
   const FEW = 3; // sections that have all words: with fewer, all those follow that have some of them
   const LETTERS = /[\p{L}\p{N}]+(?:[._'’-]+[\p{L}\p{N}]+)*/gu;
@@ -69,6 +77,14 @@ globalThis.bookSearch = ({ load, root, slash }) => {
     const last = [...text.slice(0, MOST).matchAll(LETTERS)][WORDS];
     return text.slice(0, last?.index ?? MOST).trim();
   };
+  const told = (text) => { // of a long message, what it says beside the values in brackets
+    for (let before = ""; words(text).length > LONG && before !== text;) {
+      before = text;
+      text = text.replace(/[([{](?=[^()[\]{}]*[=,'\d])[^()[\]{}]*[)\]}]/g, " ");
+    }
+    return text.trim();
+  };
+  const origin = (word) => rooted(word).root;
   const plain = (text) => words(text).map(whole).join("");
   const telling = (text) => { // its words without those that say nothing, if there are others
     const kept = words(text).filter((word) => !stop.has(word.toLowerCase()));
@@ -128,11 +144,12 @@ globalThis.bookSearch = ({ load, root, slash }) => {
       section.weight = KINDS[section.kind] * (section.chapter.name === LISTING ? LISTED : 1)
         * (section.chapter.appendix && !(section.kind === "section" && section.names.length) ? APPENDIX : 1)
         * (times.get(section.heading) > 3 ? CLOSING : 1);
-      const heads = section.heading.split(":")[0].split(/, | and /);
-      section.heads = section.kind === "section" ? [...heads.map(plain), ...heads.map((head) => telling(head).join(""))] : [];
-      const called = section.kind === "section" ? section.names : [];
-      section.called = called.map(plain);
-      section.phrases = called.flatMap((name) => [plain(name), telling(name).join("")].map((form) => [form, telling(name)]));
+      const phrases = (names) => (section.kind === "section" ? names : []).flatMap((name) =>
+        [plain(name), telling(name).join("")].map((form) => [form, telling(name)]));
+      section.headed = phrases(section.heading.split(":")[0].split(/, | and /));
+      section.heads = section.headed.map(([form]) => form);
+      section.called = (section.kind === "section" ? section.names : []).map(plain);
+      section.phrases = phrases(section.names);
     }
     const records = sections.map((section, id) => ({
       id, heading: section.heading, names: [...section.names, ...section.called].join(" "), above: section.above.join(" "),
@@ -149,24 +166,26 @@ globalThis.bookSearch = ({ load, root, slash }) => {
       const runs = (list) => list.flatMap((_, start) => [1, 2, 3, 4, 5].map((count) => list.slice(start, start + count).join("")));
       const parts = new Set([...runs(each), ...runs(words(asked).map(whole))]);
       const rarity = new Map(); // of each word
-      const share = (some) => some.reduce((sum, word) => sum + (rarity.get(word) ?? 0), 0) / allRare;
+      const share = (some) => some.reduce((sum, word) => sum + (rarity.get(origin(word)) ?? 0), 0) / allRare;
       let allRare = 0;
       const standing = (id) => { // how much a section counts for what it is, and for what it is called
-        const { weight, heads, called, phrases } = sections[id];
+        const { weight, heads, headed, called, phrases } = sections[id];
         if (full !== typed && [...heads, ...called].includes(full)) return 5 * weight * HEADED; // to the letter
         if (heads.includes(typed)) return weight * HEADED;
         if (called.includes(typed)) return weight * CALLED;
-        const covered = Math.max(0, ...phrases.map(([form, own]) => (parts.has(form) ? share(own) / (own.length > 1 ? 1 : 2) : 0)));
+        const covered = Math.max(0, ...phrases.map(([form, own]) => (parts.has(form) ? share(own) / (own.length > 1 ? 1 : 2)
+          : own.length > 1 && own.every((word) => rarity.has(origin(word))) ? SCATTERED * share(own) : 0)));
         if (covered) return weight * Math.max(WITHIN, PHRASE * covered);
         if ([...heads, ...called].some((name) => name.startsWith(typed))) return weight * BEGINS;
-        return weight * (heads.some((name) => parts.has(name)) ? PARTLY : 1);
+        return weight * Math.max(1, ...headed.map(([form, own]) => (parts.has(form) ? 1 + PARTLY * share(own) : 1)));
       };
       const asQuery = (word) => {
         const own = pieces(word).map(stem);
+        const last = /\.\w/.test(word) ? [{ queries: [whole(word.split(".").at(-1))], boost: ofLike, prefix: false }] : []; // of torch.nn.Linear, Linear
         const apart = own.length > 1 ? [{ combineWith: "AND", queries: own, boost: ofPieces, prefix: false }] : [];
         const like = [...(LIKE[own.join("")] ?? []), ...kin(word)]
           .map((other) => ({ queries: [other], boost: ofLike, prefix: false }));
-        return { combineWith: "OR", queries: [whole(word), ...apart, ...like] };
+        return { combineWith: "OR", queries: [whole(word), ...last, ...apart, ...like] };
       };
       const prefix = (term) => term.length > 2 || kept.length === 1; // "of" is no beginning of "often"
       const fuzzy = (term) => (term.length > 7 ? 2 : term.length > 4 ? 1 : false);
@@ -176,10 +195,11 @@ globalThis.bookSearch = ({ load, root, slash }) => {
       const near = lists.some(([list]) => !list.length);
       const found = new Map();
       for (const [exact, word] of lists) {
-        const list = exact.length ? exact : search(word, { fuzzy });
+        const inPieces = () => engine.search({ combineWith: "OR", queries: pieces(word).map(stem), boost: ofPieces, prefix: false });
+        const list = [() => exact, () => search(word, { fuzzy }), inPieces].reduce((found, next) => (found.length ? found : next()), []);
         const rare = list.length && Math.log(1 + count / list.length);
         allRare += rare;
-        rarity.set(whole(word), rare);
+        rarity.set(origin(whole(word)), rare);
         for (const { id, score, queryTerms, terms } of list) {
           const one = found.get(id) ?? { id, score: 0, rare: 0, has: 0, terms: [] };
           one.score += score / queryTerms.length; // which MiniSearch has multiplied by how many spellings were there
@@ -289,8 +309,9 @@ globalThis.bookSearch = ({ load, root, slash }) => {
     const ask = (words) => make("button", { type: "button", className: "ask", textContent: words,
       onclick: () => { input.value = words; input.focus(); show(); } });
     const show = async () => {
-      const [asked, whole] = [few(input.value.trim()), input.value.trim()];
-      changed(asked);
+      const whole = input.value.trim();
+      const message = told(whole), asked = few(message);
+      changed(few(whole));
       let engine;
       if (!loaded && asked) status.replaceChildren("Loading the index of the book …");
       try {
@@ -305,12 +326,12 @@ globalThis.bookSearch = ({ load, root, slash }) => {
       const { only, all, found } = engine.find(asked);
       await texts(found.slice(0, SHOWN));
       if (whole !== input.value.trim()) return;
-      list.dataset.of = asked;
+      list.dataset.of = whole.slice(0, 2 * MOST);
       list.replaceChildren(...found.slice(0, SHOWN).map(result));
       const count = found.length === 1 ? "1 section" : `${found.length} sections`;
       if (found.length) {
         const shownOf = found.length > SHOWN ? `${count}, of which these are the best ${SHOWN}` : count;
-        if (asked !== whole) say(`Only the first ${words(asked).length} words were looked at: ${shownOf}.`);
+        if (asked !== message) say(`Only the first ${words(asked).length} words were looked at: ${shownOf}.`);
         else if (only) say(`No section has “${asked}”. Found with ${only}: ${shownOf}.`);
         else if (all < found.length) say(`${all === 1 ? "1 section has" : `${all} sections have`} all words; the others have some of them.`);
         else say(`${shownOf}.`);
