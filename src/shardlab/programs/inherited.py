@@ -283,6 +283,7 @@ class Inheritance:
         one of the first dimension of a computed array, as of the batch that FSDP's weights should
         meet in shards.
       searched: where what lacks the axis of a `Loss` is sorted or searched, by the `Loss`.
+      refused: those of them that an explicit axis must lack, as sorts along it refuse it.
       arguments: for each dimension of each argument its axes, by number.
       mapped: FLOPs of the products in shard_maps that all devices along an axis repeat, by (axis,
         `Site` of the product).
@@ -319,6 +320,7 @@ class Inheritance:
     repeated: dict[Loss, Counter] = field(default_factory=dict)
     by_weights: dict[Loss, Counter] = field(default_factory=dict)
     searched: dict[Loss, Site] = field(default_factory=dict)
+    refused: set[Loss] = field(default_factory=set)
     arguments: dict[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     mapped: Counter = field(default_factory=Counter)
     orders: dict[Order, None] = field(default_factory=dict)
@@ -529,6 +531,9 @@ class _Follower:
             for loss in values[0].lost:
                 if loss.axis not in values[0].named:
                     self.shown.searched.setdefault(loss, self._place(equation))
+                    mesh = getattr(getattr(equation.invars[0].aval, "sharding", None), "mesh", None)
+                    if loss.axis in getattr(mesh, "explicit_axes", ()) and "arg" not in name:
+                        self.shown.refused.add(loss)
         if name in _PICKS and manual is None and values[0].unused:
             self._picked(equation, values[0])
         moved = values[0] if name in LAYOUT and values else _Value()

@@ -41,6 +41,7 @@ from shardlab.report.remedies import (
 )
 
 __all__ = [
+    "LOCAL_SEARCH",
     "Finding",
     "axes_of_batch",
     "by_harm",
@@ -1290,6 +1291,11 @@ def bytes_of(moves: Iterable[Any]) -> int:
     return sum(move.total or 0 for move in moves)
 
 
+LOCAL_SEARCH = (
+    "where only the largest are used, take lax.top_k of each shard in a shard_map, with "
+    "jax.lax.axis_index times the shard's size added to the indices, then lax.all_gather of "
+    "these candidates and lax.top_k of them"
+)
 # What causes communication that other code does without, by words of `cause`, and what to write.
 _REMEDIES = {
     "a concatenation along a sharded dimension":
@@ -1297,6 +1303,10 @@ _REMEDIES = {
     "a reshape (as in ravel and vdot)":
         "in a dimension that is merged, the one that is in shards has to come first; or reshape "
         "each shard in a shard_map",
+    **dict.fromkeys(
+        [f"{of} goes along the whole dimension, which is sharded" for of in ("sort", "top_k")],
+        f"{LOCAL_SEARCH}; else let another dimension be in shards",
+    ),
     "goes along the whole dimension, which is sharded":
         "let another dimension be in shards there, with a constraint before the line, or combine "
         "the shards' own results in a shard_map",

@@ -13,7 +13,7 @@ from shardlab.arrays.layout import bytes_text
 from shardlab.programs.hlo import type_bytes
 from shardlab.programs.inherited import Inheritance, Loss, corrected, text_of
 from shardlab.programs.origins import where
-from shardlab.report.findings import Finding, bytes_of, elements_of_each, is_at
+from shardlab.report.findings import LOCAL_SEARCH, Finding, bytes_of, elements_of_each, is_at
 from shardlab.report.remedies import MovedAxis, OtherConstraints, OtherSpecs, entries_of
 
 __all__ = [
@@ -110,8 +110,10 @@ def of_lost_axes(
         first = max(shown, key=shown.get) if shown else searched[0]
         called = f", called in {where(*place.callers[0])}" if place.callers else ""
         ways = math.prod(mesh[axis] for axis in axes)
+        is_refused = not shown and inheritance.refused.issuperset(losses)
         done = (
-            f"and each looks through all of it in {where(first.file, first.line)}"
+            "and each looks through all of it"
+            + (f" in {where(first.file, first.line)}" if first.line else "")
             if not shown
             else f"and the products of {where(first.file, first.line)} get it from weights alone"
             if not products
@@ -123,9 +125,11 @@ def of_lost_axes(
             "constraint without an axis",
             f"{where(place.file, place.line)}{called}: the constraint {text_of(spec)} lacks "
             f"{' and '.join(axes)}, along which its operand {kind} is in shards: the {ways} "
-            f"devices along {' and '.join(axes)} all hold the whole of it, {done}; write "
-            f"{better[kind, text_of(spec)]}",
-            OtherConstraints(
+            f"devices along {' and '.join(axes)} all hold the whole of it, {done}; "
+            + (LOCAL_SEARCH if is_refused else f"write {better[kind, text_of(spec)]}"),
+            None
+            if is_refused
+            else OtherConstraints(
                 place.file, place.line, tuple((*key, new) for key, new in better.items()), axes
             ),
         )

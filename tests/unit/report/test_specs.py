@@ -3,6 +3,7 @@ or have axes in another order."""
 
 import contextlib
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -365,32 +366,48 @@ def test_a_while_loop_under_vmap_is_told_and_a_shard_map_mends_it(backend):
     assert explain(own, x, **where).moves == ()
 
 
-def per_sample(w, x):
-    one = jax.grad(lambda w, x: jnp.sum(jnp.tanh(x @ w)))
+def per_sample(w, x, kept=lambda f: f):
+    one = jax.grad(kept(lambda w, x: jnp.sum(jnp.tanh(x @ w))))
     return jax.vmap(one, (None, 0))(w, x)
 
 
-def per_sample_of_its_own(w, x):
-    return per_sample(lax.pcast(w, "data", to="varying"), x)
+def per_sample_of_its_own(w, x, kept=lambda f: f):
+    return per_sample(lax.pcast(w, "data", to="varying"), x, kept)
 
 
 def of_each_member(w, x):
     return jax.vmap(jax.grad(lambda w: jnp.mean((x @ w) ** 2)))(w)
 
 
-def test_gradients_of_samples_are_told_from_those_of_members():
+@pytest.mark.parametrize("kept", [lambda f: f, jax.checkpoint])
+def test_gradients_of_samples_are_told_from_those_of_members(kept):
     mapped = lambda f, **specs: jax.shard_map(f, mesh=ROW, **specs)  # noqa: E731
     specs = {"in_specs": (P(), P("data")), "out_specs": P("data")}
     w, x = struct(ROW, (32, 16)), struct(ROW, (1024, 32), "data")
-    assert found(explain(mapped(per_sample, **specs), w, x))[0].startswith("added over samples")
-    titles = {f.title for f in explain(mapped(per_sample_of_its_own, **specs), w, x).findings}
-    assert "added over samples" not in titles
+    wrong = mapped(partial(per_sample, kept=kept), **specs)
+    assert found(explain(wrong, w, x))[0].startswith("added over samples")
+    right = mapped(partial(per_sample_of_its_own, kept=kept), **specs)
+    assert "added over samples" not in {f.title for f in explain(right, w, x).findings}
     members = explain(
-        mapped(of_each_member, in_specs=(P(), P("data")), out_specs=P()),
+        mapped(kept(of_each_member), in_specs=(P(), P("data")), out_specs=P()),
         struct(ROW, (4, 32, 16)),
         x,
     )
     assert "added over samples" not in {f.title for f in members.findings}
+
+
+def test_a_sum_that_a_checkpoint_computes_again_is_not_of_the_backward_pass():
+    @jax.checkpoint
+    def loss(w, x):
+        count = lax.psum(jnp.ones(()), "data")
+        return jnp.sum(jnp.tanh(x @ w) ** 2) / count
+
+    def step(w, x):
+        return lax.psum(jax.grad(loss)(w, x), "data")
+
+    f = jax.shard_map(step, mesh=ROW, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
+    report = explain(f, struct(ROW, (32, 16)), struct(ROW, (512, 32), "data"))
+    assert "added twice" not in {finding.title for finding in report.findings}
 
 
 @pytest.mark.parametrize("spec", [P("data"), P(("data", "model"))])
