@@ -48,6 +48,7 @@ __all__ = [
 
 _CONSTRAINTS = ("sharding_constraint", "reshard")
 _REST = "'s rest"  # of an axis, after a reshape that splits the dimension which it divides
+_BRANCHING = ("cond", "scan", "shard_map", "while")
 _SEARCHES = ("approx_top_k", "argmax", "argmin", "sort", "top_k")
 LAYOUT = {
     "broadcast_in_dim", "convert_element_type", "copy", "copy_p", "name", "optimization_barrier",
@@ -59,8 +60,9 @@ _ELEMENTWISE = {
     "cbrt", "ceil", "clamp", "clz", "complex", "conj", "convert_element_type", "copy", "copy_p",
     "cos", "cosh", "device_put", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2",
     "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "lgamma", "log",
-    "log1p", "logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "nextafter", "not", "or",
-    "pcast", "population_count", "pow", "pvary", "real", "reduce_precision", "rem", "round",
+    "log1p", "logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "nextafter", "not",
+    "one_minus_square", "or", "pcast", "population_count", "pow", "pvary", "real",
+    "reduce_precision", "rem", "round",
     "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign",
     "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor", *_CONSTRAINTS,
 }  # fmt: skip
@@ -284,6 +286,9 @@ class Inheritance:
         meet in shards.
       searched: where what lacks the axis of a `Loss` is sorted or searched, by the `Loss`.
       refused: those of them that an explicit axis must lack, as sorts along it refuse it.
+      regained: where a constraint gives the axis of a `Loss` back, and only element-wise operations
+        stand between, by the `Loss`.
+      needed: the losses of what other operations have used.
       arguments: for each dimension of each argument its axes, by number.
       mapped: FLOPs of the products in shard_maps that all devices along an axis repeat, by (axis,
         `Site` of the product).
@@ -321,6 +326,8 @@ class Inheritance:
     by_weights: dict[Loss, Counter] = field(default_factory=dict)
     searched: dict[Loss, Site] = field(default_factory=dict)
     refused: set[Loss] = field(default_factory=set)
+    regained: dict[Loss, Site] = field(default_factory=dict)
+    needed: set[Loss] = field(default_factory=set)
     arguments: dict[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     mapped: Counter = field(default_factory=Counter)
     orders: dict[Order, None] = field(default_factory=dict)
@@ -365,7 +372,9 @@ class _Value:
     a constraint has further divided a dimension of it, if it is only that; the axes of which
     the compiler alone decides the dimension, because what it is computed from has them twice; the
     constraint that it is, up to a factor, if nothing else is stored; the argument that it is, up to
-    a factor; and the losses that a constraint makes of what only an index uses.
+    a factor; the losses that a constraint makes of what only an index uses; those after which it
+    is only computed element by element; and the axes that an operation other than a product or a
+    sum, such as a split, has left out.
     """
 
     axes: tuple[tuple[str, ...], ...] = ()
@@ -381,6 +390,8 @@ class _Value:
     held: tuple | None = None
     scaled: int | None = None
     unused: frozenset = frozenset()
+    spread: frozenset = frozenset()
+    mixed: frozenset = frozenset()
 
     @property
     def named(self):
@@ -415,6 +426,9 @@ def inherited_axes(jaxpr: Any, shardings: Sequence[Any]) -> Inheritance:
     follower.arguments = values
     follower.shown.arguments = {value.argument: value.axes for value in values}
     follower.run(jaxpr, values, 1, frozenset(), None)
+    for key, (axis, *contested) in follower.pending.items():
+        if key not in follower.settled:
+            follower.shown.contested.setdefault(axis, tuple(contested))
     return follower.shown
 
 
@@ -435,6 +449,9 @@ class _Follower:
         self.sizes = {}
         self.arguments = []
         self.places = {}
+        # By axis and place: what is contested and used element by element, and what a constraint
+        # has decided after that.
+        self.pending, self.settled = {}, set()
 
     def run(self, jaxpr, inputs, times, within, manual):
         """The values of a jaxpr's results."""
@@ -460,10 +477,11 @@ class _Follower:
 
     def _results(self, equation, values, times, within, manual):
         name = equation.primitive.name
-        for value in values:
-            if value.contested and name not in _CONSTRAINTS:
-                self.shown.contested.setdefault(value.contested[0], value.contested[1:])
         inside = self._of_what_it_contains(equation, values, times, within, manual)
+        is_simple = name in _ELEMENTWISE or (inside is not None and name not in _BRANCHING)
+        self._settle(name, values, is_simple)
+        if not is_simple and not _is_backward(equation):
+            self.shown.needed.update(*(value.spread for value in values))
         if inside is not None:
             return inside
         if name == "optimization_barrier":
@@ -494,6 +512,16 @@ class _Follower:
         if name in _CONSTRAINTS:
             results = [self._constrained(equation, values[0], results[0])]
         return results
+
+    def _settle(self, name, values, is_simple):
+        """Notes whether a constraint decides what is contested, or another operation needs it."""
+        for contested in (value.contested for value in values if value.contested):
+            if name in _CONSTRAINTS:
+                self.settled.add(contested[:2])
+            elif name in _ELEMENTWISE:  # as of a residual connection, which a constraint may follow
+                self.pending.setdefault(contested[:2], contested)
+            elif not is_simple:
+                self.shown.contested.setdefault(contested[0], contested[1:])
 
     def _of_what_it_contains(self, equation, values, times, within, manual):
         """The results of an equation that contains jaxprs; None for another one."""
@@ -537,7 +565,10 @@ class _Follower:
         if name in _PICKS and manual is None and values[0].unused:
             self._picked(equation, values[0])
         moved = values[0] if name in LAYOUT and values else _Value()
-        held, scaled = self._meeting(equation, values) if name in _ELEMENTWISE else (None, None)
+        is_each = name in _ELEMENTWISE
+        held, scaled = self._meeting(equation, values) if is_each else (None, None)
+        spread = frozenset().union(*(value.spread for value in values if is_each))
+        contested = next((value.contested for value in values if value.contested and is_each), None)
         gathered = moved.gathered
         if name == "all_gather":
             gathered = self._place(equation), _type(equation.outvars[0].aval)
@@ -552,6 +583,9 @@ class _Follower:
             left = frozenset(loss for loss in lost if is_known and loss.axis not in named)
             given = frozenset(one for one in self._given(equation, values) if one[0] in named)
             twice = {axis for axis, n in Counter(a for one in own for a in one).items() if n > 1}
+            mixed = frozenset().union(*(value.mixed for value in values))
+            if name not in (*_REDUCTIONS, "dot_general"):
+                mixed |= frozenset().union(*(value.named for value in values)) - named
             results.append(
                 _Value(
                     own,
@@ -565,6 +599,9 @@ class _Follower:
                     undecided=(undecided | twice) & named,
                     held=held,
                     scaled=scaled,
+                    spread=spread,
+                    contested=contested,
+                    mixed=mixed - named,
                 )
             )
         return results
@@ -865,7 +902,8 @@ class _Follower:
             for n in (n for n in range(len(other.axes)) if n not in met):
                 if len(other.axes[n]) == len(other.axes[e]) == 1:
                     kept, inner = other.axes[n][0], other.axes[e][0]
-                    if kept in own and inner not in one.named and not one.axes[d]:
+                    is_lost = inner in one.named | one.mixed or one.axes[d]
+                    if kept in own and not is_lost:
                         better = list(other.axes)
                         better[n], better[e] = better[e], better[n]
                         specs = text_of(other.axes), text_of(better)
@@ -924,7 +962,10 @@ class _Follower:
         )
         lost = frozenset(lost)
         # not the backward pass of one, as that of the weights which FSDP gathers
-        is_written = "transpose(" not in str(equation.source_info.name_stack)
+        is_written = not _is_backward(equation)
+        for loss in value.spread if is_written else ():
+            if loss.axis in new[loss.dimension]:
+                self.shown.regained.setdefault(loss, self._place(equation))
         is_computed = value.argument is None and value.scaled is None and not free and is_written
         return _Value(
             new,
@@ -937,6 +978,7 @@ class _Follower:
             added=added,
             undecided=value.undecided & {axis for d in free for axis in new[d]},
             held=(self._place(equation), _type(aval), text_of(new), new) if is_computed else None,
+            spread=lost - value.lost | value.spread & lost if is_written else frozenset(),
         )
 
     def _mapped(self, equation, values, times, within):
@@ -1032,6 +1074,10 @@ class _Follower:
             place = Site(*frames[0], tuple(frames[1:])) if frames else Site()
             self.places[id(traceback)] = traceback, place
         return self.places[id(traceback)][1]
+
+
+def _is_backward(equation):
+    return "transpose(" in str(equation.source_info.name_stack)
 
 
 def _without(entries, axis):

@@ -28,6 +28,7 @@ __all__ = [
     "of_merged",
     "of_order",
     "of_picked",
+    "of_regained",
 ]
 
 _LEAST = 1 / 20  # of all FLOPs, or of all bytes sent: less is not worth a finding
@@ -132,6 +133,41 @@ def of_lost_axes(
             else OtherConstraints(
                 place.file, place.line, tuple((*key, new) for key, new in better.items()), axes
             ),
+        )
+
+
+def of_regained(
+    inheritance: Inheritance, moves: Sequence[Any], told: Collection[tuple]
+) -> Iterator[Finding]:
+    """Constraints without an axis which their operand has, and which the next one gives back.
+
+    Args:
+      inheritance: what following the program has shown.
+      moves: the `shardlab.report.explain.Move`s.
+      told: the constraints of other findings, as keys of `lost_axes`.
+    """
+    for loss, next_place in inheritance.regained.items():
+        place, spec = loss.place, text_of(loss.spec)
+        sent = bytes_of(
+            move
+            for move in moves
+            if is_at(move, place) and move.kind == "all-gather" and loss.axis in (move.axes or ())
+        )
+        is_told = loss in inheritance.needed or (place, loss.spec, loss.type) in told
+        if is_told or sent < max(_LEAST * bytes_of(moves), 1024):
+            continue
+        better = corrected([loss])
+        is_helper = (place.file, place.line) == (next_place.file, next_place.line)
+        called, again = (one.callers[0] if one.callers else () for one in (place, next_place))
+        again = where(*again) if is_helper and again else where(next_place.file, next_place.line)
+        yield Finding(
+            "constraint without an axis",
+            f"{where(place.file, place.line)}{f', called in {where(*called)}' if called else ''}: "
+            f"the constraint {spec} lacks {loss.axis}, along "
+            f"which its operand {loss.type} is in shards, so {bytes_text(sent)} are gathered, and "
+            f"{again} divides it along {loss.axis} again, "
+            f"although nothing between needs it whole: leave it out, or write {better}",
+            OtherConstraints(place.file, place.line, ((loss.type, spec, better),), (loss.axis,)),
         )
 
 
