@@ -61,7 +61,7 @@ _ELEMENTWISE = {
     "cos", "cosh", "device_put", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2",
     "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "lgamma", "log",
     "log1p", "logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "nextafter", "not",
-    "one_minus_square", "or", "pcast", "population_count", "pow", "pvary", "real",
+    "or", "pcast", "population_count", "pow", "pvary", "real",
     "reduce_precision", "rem", "round",
     "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign",
     "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor", *_CONSTRAINTS,
@@ -289,6 +289,8 @@ class Inheritance:
       regained: where a constraint gives the axis of a `Loss` back, and only element-wise operations
         stand between, by the `Loss`.
       needed: the losses of what other operations have used.
+      replaced: the losses by constraints of the forward pass that name another axis in the place of
+        the lost one.
       arguments: for each dimension of each argument its axes, by number.
       mapped: FLOPs of the products in shard_maps that all devices along an axis repeat, by (axis,
         `Site` of the product).
@@ -328,6 +330,7 @@ class Inheritance:
     refused: set[Loss] = field(default_factory=set)
     regained: dict[Loss, Site] = field(default_factory=dict)
     needed: set[Loss] = field(default_factory=set)
+    replaced: dict[Loss, None] = field(default_factory=dict)
     arguments: dict[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     mapped: Counter = field(default_factory=Counter)
     orders: dict[Order, None] = field(default_factory=dict)
@@ -478,7 +481,9 @@ class _Follower:
     def _results(self, equation, values, times, within, manual):
         name = equation.primitive.name
         inside = self._of_what_it_contains(equation, values, times, within, manual)
-        is_simple = name in _ELEMENTWISE or (inside is not None and name not in _BRANCHING)
+        is_simple = name in {*_ELEMENTWISE, "one_minus_square"} or (  # of the gradient of tanh
+            inside is not None and name not in _BRANCHING
+        )
         self._settle(name, values, is_simple)
         if not is_simple and not _is_backward(equation):
             self.shown.needed.update(*(value.spread for value in values))
@@ -949,6 +954,8 @@ class _Follower:
                     value.argument,
                 )
                 lost.add(loss)
+                if after and value.argument is None and not _is_backward(equation):
+                    self.shown.replaced.setdefault(loss)
         is_known = value.is_known or not free
         gathered = result.gathered
         if lost and value.argument is not None:

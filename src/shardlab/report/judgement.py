@@ -59,7 +59,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         lost = specs.lost_axes(compiled.inheritance, moves, again, firsts)
         found += specs.of_lost_axes(compiled.inheritance, lost, again, mesh)
         regained = [*specs.of_regained(compiled.inheritance, moves, lost)]
-        found += regained
+        found += (*regained, *specs.of_replaced(compiled.inheritance, moves))
         found += specs.of_held(
             compiled.inheritance, compiled.names, compiled.data, mesh, compiled.stored
         )

@@ -13,6 +13,7 @@ from shardlab.arrays.layout import bytes_text
 from shardlab.programs.hlo import type_bytes
 from shardlab.programs.inherited import Inheritance, Loss, corrected, text_of
 from shardlab.programs.origins import where
+from shardlab.report.causes import ASKED_FOR
 from shardlab.report.findings import LOCAL_SEARCH, Finding, bytes_of, elements_of_each, is_at
 from shardlab.report.remedies import MovedAxis, OtherConstraints, OtherSpecs, entries_of
 
@@ -29,6 +30,7 @@ __all__ = [
     "of_order",
     "of_picked",
     "of_regained",
+    "of_replaced",
 ]
 
 _LEAST = 1 / 20  # of all FLOPs, or of all bytes sent: less is not worth a finding
@@ -168,6 +170,36 @@ def of_regained(
             f"{again} divides it along {loss.axis} again, "
             f"although nothing between needs it whole: leave it out, or write {better}",
             OtherConstraints(place.file, place.line, ((loss.type, spec, better),), (loss.axis,)),
+        )
+
+
+def of_replaced(inheritance: Inheritance, moves: Sequence[Any]) -> Iterator[Finding]:
+    """Constraints that name another axis for a dimension than that along which it is in shards.
+
+    Args:
+      inheritance: what following the program has shown.
+      moves: the `shardlab.report.explain.Move`s.
+    """
+    places = set()
+    for loss in inheritance.replaced:
+        here = [one for one in moves if is_at(one, loss.place) and one.cause.startswith(ASKED_FOR)]
+        sent, place = bytes_of(here), (loss.place.file, loss.place.line)
+        are_others = any(one.kind == "collective-permute" for one in here)  # than before
+        if place in places or not are_others or sent < max(_LEAST * bytes_of(moves), 1024):
+            continue
+        places.add(place)
+        place, spec = loss.place, list(loss.spec)
+        better = [loss.order if d == loss.dimension else axes for d, axes in enumerate(spec)]
+        called = f", called in {where(*place.callers[0])}" if place.callers else ""
+        yield Finding(
+            "order of axes",
+            f"{where(place.file, place.line)}{called}: the constraint {text_of(spec)} divides "
+            f"dimension {loss.dimension} of {loss.type} along {' and '.join(spec[loss.dimension])}"
+            f", but its operand is in shards along {loss.axis}, so shards go to other devices, "
+            f"{bytes_text(sent)}: write {text_of(better)}, or the first spec everywhere",
+            OtherConstraints(
+                place.file, place.line, ((loss.type, text_of(spec), text_of(better)),), (loss.axis,)
+            ),
         )
 
 

@@ -21,6 +21,8 @@ def told(f, mesh, backend):
     h, w = struct(mesh, (64, 256), "data"), struct(mesh, (256, 8192), None, "model")
     with jax.set_mesh(mesh):
         report = explain(f, h, w, mesh=pod_of(backend))
+    if f is largest and backend != "cpu":
+        assert all(move.cause.startswith("candidates that each") for move in report.moves), report
     return [one for one in report.findings if one.title not in ("bf16 widened", "replicated")]
 
 
