@@ -429,9 +429,6 @@ def inherited_axes(jaxpr: Any, shardings: Sequence[Any]) -> Inheritance:
     follower.arguments = values
     follower.shown.arguments = {value.argument: value.axes for value in values}
     follower.run(jaxpr, values, 1, frozenset(), None)
-    for key, (axis, *contested) in follower.pending.items():
-        if key not in follower.settled:
-            follower.shown.contested.setdefault(axis, tuple(contested))
     return follower.shown
 
 
@@ -452,9 +449,6 @@ class _Follower:
         self.sizes = {}
         self.arguments = []
         self.places = {}
-        # By axis and place: what is contested and used element by element, and what a constraint
-        # has decided after that.
-        self.pending, self.settled = {}, set()
 
     def run(self, jaxpr, inputs, times, within, manual):
         """The values of a jaxpr's results."""
@@ -480,11 +474,13 @@ class _Follower:
 
     def _results(self, equation, values, times, within, manual):
         name = equation.primitive.name
+        for value in values:
+            if value.contested and name not in _CONSTRAINTS:
+                self.shown.contested.setdefault(value.contested[0], value.contested[1:])
         inside = self._of_what_it_contains(equation, values, times, within, manual)
         is_simple = name in {*_ELEMENTWISE, "one_minus_square"} or (  # of the gradient of tanh
             inside is not None and name not in _BRANCHING
         )
-        self._settle(name, values, is_simple)
         if not is_simple and not _is_backward(equation):
             self.shown.needed.update(*(value.spread for value in values))
         if inside is not None:
@@ -517,16 +513,6 @@ class _Follower:
         if name in _CONSTRAINTS:
             results = [self._constrained(equation, values[0], results[0])]
         return results
-
-    def _settle(self, name, values, is_simple):
-        """Notes whether a constraint decides what is contested, or another operation needs it."""
-        for contested in (value.contested for value in values if value.contested):
-            if name in _CONSTRAINTS:
-                self.settled.add(contested[:2])
-            elif name in _ELEMENTWISE:  # as of a residual connection, which a constraint may follow
-                self.pending.setdefault(contested[:2], contested)
-            elif not is_simple:
-                self.shown.contested.setdefault(contested[0], contested[1:])
 
     def _of_what_it_contains(self, equation, values, times, within, manual):
         """The results of an equation that contains jaxprs; None for another one."""
@@ -573,7 +559,6 @@ class _Follower:
         is_each = name in _ELEMENTWISE
         held, scaled = self._meeting(equation, values) if is_each else (None, None)
         spread = frozenset().union(*(value.spread for value in values if is_each))
-        contested = next((value.contested for value in values if value.contested and is_each), None)
         gathered = moved.gathered
         if name == "all_gather":
             gathered = self._place(equation), _type(equation.outvars[0].aval)
@@ -605,7 +590,6 @@ class _Follower:
                     held=held,
                     scaled=scaled,
                     spread=spread,
-                    contested=contested,
                     mixed=mixed - named,
                 )
             )

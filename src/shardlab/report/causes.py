@@ -104,9 +104,8 @@ def cause(
                 "a concatenation along a sharded dimension: its rows belong to other devices than "
                 "before"
             )
-        inside = f"{origin.stack.partition('/')[2]} {origin.use}"
-        along = re.search(r"\b(argsort|sort|top_k|approx_top_k)\b", inside)
-        return f"{along[1]} {_GOES_ALONG}" if along else FROM_ONE_TO_OTHER
+        searches = {origin.operation, origin.use} & {"approx_top_k", "sort", "top_k"}
+        return f"{searches.pop()} {_GOES_ALONG}" if searches else FROM_ONE_TO_OTHER
     if move.kind == "collective-permute":
         for operation in (origin.operation, origin.use):
             if operation in _SHIFTS:

@@ -59,7 +59,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         lost = specs.lost_axes(compiled.inheritance, moves, again, firsts)
         found += specs.of_lost_axes(compiled.inheritance, lost, again, mesh)
         regained = [*specs.of_regained(compiled.inheritance, moves, lost)]
-        found += (*regained, *specs.of_replaced(compiled.inheritance, moves))
+        found += regained
         found += specs.of_held(
             compiled.inheritance, compiled.names, compiled.data, mesh, compiled.stored
         )
@@ -68,7 +68,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         at_fault = [*specs.of_order(compiled.inheritance, moves, compiled.names)] or [
             *specs.of_columns(compiled.inheritance, moves, compiled.names, data, batch)
         ]
-        found += at_fault
+        found += at_fault or specs.of_replaced(compiled.inheritance, moves)
         # what a constraint makes whole is computed whole in its own line
         asked = {(loss.place.file, loss.place.line) for loss in compiled.inheritance.picked}
         found += specs.of_contested(

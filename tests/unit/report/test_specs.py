@@ -254,22 +254,6 @@ def test_a_constraint_whose_axis_the_next_one_gives_back(between, backend, axes,
         assert "full rematerialisation" not in {finding.title for finding in report.findings}
 
 
-@pytest.mark.parametrize("is_kept", [False, True])
-def test_a_constraint_after_a_residual_connection_decides_for_the_batch(is_kept):
-    def step(w, x):
-        def loss(w):
-            h = x + jnp.tanh(x @ w) @ w.T
-            h = lax.with_sharding_constraint(h, NamedSharding(MESH, P("data"))) if is_kept else h
-            return jnp.mean(h @ h.T)
-
-        return w - jax.grad(loss)(w)
-
-    w, x = struct(MESH, (512, 512), "data", "model"), struct(MESH, (64, 512), "data")
-    traced = jax.jit(step).trace(w, x).jaxpr.jaxpr
-    contested = inherited_axes(traced, [w.sharding, x.sharding]).contested
-    assert ("data" in contested) == (not is_kept)
-
-
 # --- Work that the devices of a shard_map repeat --------------------------------------------------
 
 
