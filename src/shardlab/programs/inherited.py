@@ -48,6 +48,7 @@ __all__ = [
 
 _CONSTRAINTS = ("sharding_constraint", "reshard")
 _REST = "'s rest"  # of an axis, after a reshape that splits the dimension which it divides
+_BRANCHING = ("cond", "scan", "shard_map", "while")
 _SEARCHES = ("approx_top_k", "argmax", "argmin", "sort", "top_k")
 LAYOUT = {
     "broadcast_in_dim", "convert_element_type", "copy", "copy_p", "name", "optimization_barrier",
@@ -59,8 +60,9 @@ _ELEMENTWISE = {
     "cbrt", "ceil", "clamp", "clz", "complex", "conj", "convert_element_type", "copy", "copy_p",
     "cos", "cosh", "device_put", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2",
     "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "lgamma", "log",
-    "log1p", "logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "nextafter", "not", "or",
-    "pcast", "population_count", "pow", "pvary", "real", "reduce_precision", "rem", "round",
+    "log1p", "logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "nextafter", "not",
+    "or", "pcast", "population_count", "pow", "pvary", "real",
+    "reduce_precision", "rem", "round",
     "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign",
     "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor", *_CONSTRAINTS,
 }  # fmt: skip
@@ -283,6 +285,12 @@ class Inheritance:
         one of the first dimension of a computed array, as of the batch that FSDP's weights should
         meet in shards.
       searched: where what lacks the axis of a `Loss` is sorted or searched, by the `Loss`.
+      refused: those of them that an explicit axis must lack, as sorts along it refuse it.
+      regained: where a constraint gives the axis of a `Loss` back, and only element-wise operations
+        stand between, by the `Loss`.
+      needed: the losses of what other operations have used.
+      replaced: the losses by constraints of the forward pass that name another axis in the place of
+        the lost one.
       arguments: for each dimension of each argument its axes, by number.
       mapped: FLOPs of the products in shard_maps that all devices along an axis repeat, by (axis,
         `Site` of the product).
@@ -319,6 +327,10 @@ class Inheritance:
     repeated: dict[Loss, Counter] = field(default_factory=dict)
     by_weights: dict[Loss, Counter] = field(default_factory=dict)
     searched: dict[Loss, Site] = field(default_factory=dict)
+    refused: set[Loss] = field(default_factory=set)
+    regained: dict[Loss, Site] = field(default_factory=dict)
+    needed: set[Loss] = field(default_factory=set)
+    replaced: dict[Loss, None] = field(default_factory=dict)
     arguments: dict[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     mapped: Counter = field(default_factory=Counter)
     orders: dict[Order, None] = field(default_factory=dict)
@@ -363,7 +375,9 @@ class _Value:
     a constraint has further divided a dimension of it, if it is only that; the axes of which
     the compiler alone decides the dimension, because what it is computed from has them twice; the
     constraint that it is, up to a factor, if nothing else is stored; the argument that it is, up to
-    a factor; and the losses that a constraint makes of what only an index uses.
+    a factor; the losses that a constraint makes of what only an index uses; those after which it
+    is only computed element by element; and the axes that an operation other than a product or a
+    sum, such as a split, has left out.
     """
 
     axes: tuple[tuple[str, ...], ...] = ()
@@ -379,6 +393,8 @@ class _Value:
     held: tuple | None = None
     scaled: int | None = None
     unused: frozenset = frozenset()
+    spread: frozenset = frozenset()
+    mixed: frozenset = frozenset()
 
     @property
     def named(self):
@@ -462,6 +478,11 @@ class _Follower:
             if value.contested and name not in _CONSTRAINTS:
                 self.shown.contested.setdefault(value.contested[0], value.contested[1:])
         inside = self._of_what_it_contains(equation, values, times, within, manual)
+        is_simple = name in {*_ELEMENTWISE, "one_minus_square"} or (  # of the gradient of tanh
+            inside is not None and name not in _BRANCHING
+        )
+        if not is_simple and not _is_backward(equation):
+            self.shown.needed.update(*(value.spread for value in values))
         if inside is not None:
             return inside
         if name == "optimization_barrier":
@@ -529,10 +550,15 @@ class _Follower:
             for loss in values[0].lost:
                 if loss.axis not in values[0].named:
                     self.shown.searched.setdefault(loss, self._place(equation))
+                    mesh = getattr(getattr(equation.invars[0].aval, "sharding", None), "mesh", None)
+                    if loss.axis in getattr(mesh, "explicit_axes", ()) and "arg" not in name:
+                        self.shown.refused.add(loss)
         if name in _PICKS and manual is None and values[0].unused:
             self._picked(equation, values[0])
         moved = values[0] if name in LAYOUT and values else _Value()
-        held, scaled = self._meeting(equation, values) if name in _ELEMENTWISE else (None, None)
+        is_each = name in _ELEMENTWISE
+        held, scaled = self._meeting(equation, values) if is_each else (None, None)
+        spread = frozenset().union(*(value.spread for value in values if is_each))
         gathered = moved.gathered
         if name == "all_gather":
             gathered = self._place(equation), _type(equation.outvars[0].aval)
@@ -547,6 +573,9 @@ class _Follower:
             left = frozenset(loss for loss in lost if is_known and loss.axis not in named)
             given = frozenset(one for one in self._given(equation, values) if one[0] in named)
             twice = {axis for axis, n in Counter(a for one in own for a in one).items() if n > 1}
+            mixed = frozenset().union(*(value.mixed for value in values))
+            if name not in (*_REDUCTIONS, "dot_general"):
+                mixed |= frozenset().union(*(value.named for value in values)) - named
             results.append(
                 _Value(
                     own,
@@ -560,6 +589,8 @@ class _Follower:
                     undecided=(undecided | twice) & named,
                     held=held,
                     scaled=scaled,
+                    spread=spread,
+                    mixed=mixed - named,
                 )
             )
         return results
@@ -860,7 +891,8 @@ class _Follower:
             for n in (n for n in range(len(other.axes)) if n not in met):
                 if len(other.axes[n]) == len(other.axes[e]) == 1:
                     kept, inner = other.axes[n][0], other.axes[e][0]
-                    if kept in own and inner not in one.named and not one.axes[d]:
+                    is_lost = inner in one.named | one.mixed or one.axes[d]
+                    if kept in own and not is_lost:
                         better = list(other.axes)
                         better[n], better[e] = better[e], better[n]
                         specs = text_of(other.axes), text_of(better)
@@ -906,6 +938,8 @@ class _Follower:
                     value.argument,
                 )
                 lost.add(loss)
+                if after and value.argument is None and not _is_backward(equation):
+                    self.shown.replaced.setdefault(loss)
         is_known = value.is_known or not free
         gathered = result.gathered
         if lost and value.argument is not None:
@@ -919,7 +953,10 @@ class _Follower:
         )
         lost = frozenset(lost)
         # not the backward pass of one, as that of the weights which FSDP gathers
-        is_written = "transpose(" not in str(equation.source_info.name_stack)
+        is_written = not _is_backward(equation)
+        for loss in value.spread if is_written else ():
+            if loss.axis in new[loss.dimension]:
+                self.shown.regained.setdefault(loss, self._place(equation))
         is_computed = value.argument is None and value.scaled is None and not free and is_written
         return _Value(
             new,
@@ -932,6 +969,7 @@ class _Follower:
             added=added,
             undecided=value.undecided & {axis for d in free for axis in new[d]},
             held=(self._place(equation), _type(aval), text_of(new), new) if is_computed else None,
+            spread=lost - value.lost | value.spread & lost if is_written else frozenset(),
         )
 
     def _mapped(self, equation, values, times, within):
@@ -1027,6 +1065,10 @@ class _Follower:
             place = Site(*frames[0], tuple(frames[1:])) if frames else Site()
             self.places[id(traceback)] = traceback, place
         return self.places[id(traceback)][1]
+
+
+def _is_backward(equation):
+    return "transpose(" in str(equation.source_info.name_stack)
 
 
 def _without(entries, axis):

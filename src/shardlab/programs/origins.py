@@ -31,7 +31,7 @@ from shardlab.programs.hlo import (
 )
 from shardlab.programs.uses import Uses, is_in_loop
 
-__all__ = ["Origin", "Origins", "own_places", "where"]
+__all__ = ["CALLBACKS", "Origin", "Origins", "own_places", "where"]
 
 # XLA puts these between an argument and its gather. Without them one that is cast to bfloat16 on
 # the way would count as computed, and have no name.
@@ -47,6 +47,7 @@ _PASS_ON = (
     "slice",
     "transpose",
 )
+CALLBACKS = {"debug_callback", "debug_print", "io_callback", "pure_callback"}
 _UNSLICED = set(_PASS_ON) - {"dynamic-slice", "slice"}
 # JAX's own machinery has operations of these names: a scan takes its rows with dynamic_slice and
 # squeeze. To name one of them as the use would blame what stands in no program of the user.
@@ -81,6 +82,7 @@ class Origin:
       is_loop: whether that operation takes the array apart in a loop, as a scan and `jax.lax.map`
         do.
       is_grouped: whether that operation is a convolution in groups.
+      maker: JAX's operation that made the operand; "" if the program does not say.
       made: the (file, line) of what made the array, if it is another line; else ("", 0).
       callers: the calls that lead to this line, each as the (file, line) of its frames, the
         innermost first; several where the program does not say which of them it is.
@@ -96,6 +98,7 @@ class Origin:
     use: str = ""
     is_loop: bool = False
     is_grouped: bool = False
+    maker: str = ""
     made: tuple[str, int] = ("", 0)
     callers: tuple[tuple[tuple[str, int], ...], ...] = ()
 
@@ -218,6 +221,7 @@ class Origins:
             use.operation,
             use.is_loop,
             use.is_grouped,
+            "" if argument else _operation(makers[0][0]),
             made,
             tuple(callers) or self._callers_of(instruction, stack, place),
         )
@@ -230,6 +234,9 @@ class Origins:
             names = instruction.names
             others = [maker for name in names for maker in self._made(instruction, name)[:10]]
             site = makers[0] if site in others else site
+        # On explicit axes a loop in a jitted function may have no names before its own.
+        if site[0].startswith("jit()/") and makers[0][1] == site[1]:
+            site = makers[0]
         # The compiler for TPUs leaves the name out where it has made a sum and a slice one.
         if "(" not in site[0] and _adds(instruction) and "(" in makers[0][0]:
             site = makers[0]
@@ -242,6 +249,8 @@ class Origins:
         """The name and place of what needs a collective, and the calls that lead to a
         constraint.
         """
+        if use.operation in CALLBACKS and not _adds(instruction):
+            return use.site or own
         if not self._is_elsewhere(instruction, own, makers, axes):
             return own
         constraint = self._constraint_site(instruction, [own, *makers[:10]], argument, axes)
@@ -553,9 +562,10 @@ class Origins:
         """Whether a collective has the line of a constraint that keeps its axes: then something
         after it needs them.
         """
-        if _operation(stack) != "sharding_constraint" or self._before is None or not axes:
+        operation = _operation(stack)
+        if operation not in ("reshard", "sharding_constraint") or not (self._before and axes):
             return False
-        constraints = self._before._operations.get(("sharding_constraint", place), ())
+        constraints = self._before._operations.get((operation, place), ())
         specs = [here[name].attribute("frontend_attributes") for here, name in constraints]
         return bool(specs) and all(set(axes) <= _axes_named(spec) for spec in specs)
 
@@ -577,6 +587,8 @@ class Origins:
             shards = math.prod(int(sizes.get(axis, 1)) for axis in names)
             for user in self._uses.users(here).get(name, ()):
                 reshape = here[user]
+                if reshape.kind != "reshape":
+                    continue
                 before, after = (
                     dimensions(array_types(kind)[0]) for kind in (argument.result, reshape.result)
                 )
@@ -586,7 +598,7 @@ class Origins:
                     and after[dimension] % shards == 0
                 )
                 used, where = self._metadata(reshape.line)
-                if reshape.kind == "reshape" and not kept and where[1]:
+                if not kept and where[1]:
                     return _whole(used), where
         return None
 

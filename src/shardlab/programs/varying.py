@@ -160,7 +160,7 @@ class _Body:
         # Numbers of devices, and whether one is computed with: two devices may have one key then.
         self.numbers, self.is_grouped = {}, False
         self.divided = {}  # for each dimension the axes, of what is an argument of the shard_map
-        self.sizes, self.cast, self.means = sizes, set(), set()
+        self.sizes, self.cast, self.means, self.stack = sizes, set(), set(), ""
         # Numbers that are each device's own sum, quotients by these, and where they are added
         self.sums, self.quotients, self.averaged = set(), {}, []
 
@@ -170,9 +170,13 @@ class _Body:
         read = lambda atom: (  # noqa: E731
             (_NONE, False) if hasattr(atom, "val") else known.get(atom, (_NONE, False))
         )
+        outer = self.stack
         for equation in jaxpr.eqns:
+            # what jax.checkpoint computes in the backward pass only has the name of the call
+            self.stack = f"{outer}/{equation.source_info.name_stack}"
             values = [read(atom) for atom in equation.invars]
             known |= dict(zip(equation.outvars, self._results(equation, values), strict=True))
+        self.stack = outer
         return [read(atom) for atom in jaxpr.outvars]
 
     def _results(self, equation, values):
@@ -214,7 +218,7 @@ class _Body:
 
     def _note(self, equation, values):
         """Notes sums over devices that a backward pass adds and should not."""
-        name, stack = equation.primitive.name, str(equation.source_info.name_stack)
+        name = equation.primitive.name
         shapes = [getattr(one.aval, "shape", ()) for one in equation.invars]
         if name in ("pvary", "pcast"):
             self.cast |= set(shapes)
@@ -232,10 +236,10 @@ class _Body:
             return
         along = frozenset(communicated(equation, frozenset(self.sizes)) ^ frozenset(self.sizes))
         along = frozenset(axis for axis in along if self.sizes[axis] > 1)
-        in_backward = "transpose(" in stack
+        in_backward = "transpose(" in self.stack and "rematted_computation" not in self.stack
         # vmap(transpose(...)): each element of a batch has a gradient of its own. The parameter has
         # one dimension less, so it is shared by all of them.
-        is_of_samples = re.search(r"(^|/)vmap\(transpose\(", stack) and any(
+        is_of_samples = re.search(r"(^|/)vmap\(transpose\(", self.stack) and any(
             shape not in self.cast and shape[1:] in self.cast for shape in shapes
         )
         if along and is_of_samples:

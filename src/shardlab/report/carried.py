@@ -65,7 +65,9 @@ def _added(jaxpr):
             adds = makers.get(result) if not hasattr(result, "val") else None
             if adds is None or adds.primitive.name not in ("add", "add_any"):
                 continue
-            others = [atom for atom in adds.invars if atom is not variable]
+            others = [
+                atom for atom in adds.invars if atom is not variable and not hasattr(atom, "val")
+            ]
             cast = makers.get(others[0]) if len(others) == 1 else None
             if cast is None or cast.primitive.name != "convert_element_type":
                 continue

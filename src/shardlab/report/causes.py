@@ -8,7 +8,7 @@ import jax
 from shardlab._arguments import source_line
 from shardlab.costs.communication.kinds import KINDS, OPERATIONS
 from shardlab.programs.collectives import Collective
-from shardlab.programs.origins import Origin
+from shardlab.programs.origins import CALLBACKS, Origin
 
 __all__ = [
     "ASKED_FOR", "AT_INDICES", "FROM_ONE_TO_OTHER", "SAME", "cause", "is_agreed", "is_expected",
@@ -27,8 +27,8 @@ _FACTORISATIONS = (
     r"|\b(cholesky|eigh?|geqrf|householder_product|lu|svd|triangular_solve)\b"
 )
 _ALONG = r"\b(cum\w+|sort|argsort|top_k|reduce_window\w*|approx_top_k)\b"
+_GOES_ALONG = "goes along the whole dimension, which is sharded"
 _RANDOM = r"\b(jit\(_?(bernoulli|bits|gumbel|normal|randint|uniform)\)|random_bits|threefry2x32)"
-_CALLBACKS = {"debug_callback", "debug_print", "io_callback", "pure_callback"}
 _SHIFTS = {
     "concatenate": "a concatenation", "conv_general_dilated": "the window of a convolution",
     "pad": "padding",
@@ -104,7 +104,8 @@ def cause(
                 "a concatenation along a sharded dimension: its rows belong to other devices than "
                 "before"
             )
-        return FROM_ONE_TO_OTHER
+        searches = {origin.operation, origin.use} & {"approx_top_k", "sort", "top_k"}
+        return f"{searches.pop()} {_GOES_ALONG}" if searches else FROM_ONE_TO_OTHER
     if move.kind == "collective-permute":
         for operation in (origin.operation, origin.use):
             if operation in _SHIFTS:
@@ -168,7 +169,7 @@ def _of_what_is_special(origin):
     operations = {origin.operation, origin.use}
     if origin.operation in _RESHARDS:
         return ASKED_FOR
-    if operations & _CALLBACKS:
+    if operations & CALLBACKS:
         return (
             "a callback runs on one device: it gets the whole array, and its result goes to all "
             "devices"
@@ -218,7 +219,9 @@ def _along(origin, is_contiguous):
     if is_reshape or "vdot(" in source_line(origin.file, origin.line):
         return "a reshape (as in ravel and vdot) that does not keep the shards contiguous"
     if along := re.search(_ALONG, f"{inside} {origin.use}"):
-        return f"{along[1]} goes along the whole dimension, which is sharded"
+        if origin.maker == along[1]:  # TPUs' compiler takes the largest of each shard first
+            return "candidates that each device has found in its own shard are compared"
+        return f"{along[1]} {_GOES_ALONG}"
     if origin.operation in ("argmax", "argmin", "reduce"):
         return (
             "a maximum and its index over a sharded dimension: the devices' candidates are compared"

@@ -41,6 +41,7 @@ from shardlab.report.remedies import (
 )
 
 __all__ = [
+    "LOCAL_SEARCH",
     "Finding",
     "axes_of_batch",
     "by_harm",
@@ -81,6 +82,7 @@ _MANY = 50  # collectives
 _CONSTANT = 2**16  # bytes of a constant that is worth a finding
 _LARGE = 2**20  # bytes of temporaries that are worth a finding
 _REPEATED = "the matrix products of"
+_TIME = " each time, and how often, only the run decides"
 _CHOSEN = "so the compiler chose its sharding"
 _NOR = ", nor are other data, so the batch is in shards along no axis of the weights"
 _PASS = (
@@ -1024,24 +1026,27 @@ def _gathered_in_loops(moves, origins):
     total = sum((move.times or 0) * (move.bytes or 0) for move, *_ in moves)
     arrays = {}
     for move, start, origin in moves:
-        is_gather = move.kind == "all-gather" and (move.times or 0) > 1 and move.bytes
+        is_gather = move.kind == "all-gather" and move.times != 1 and move.bytes
         if is_gather and origins.is_same_in_loop(start):
             key = origin.file, origin.line, move.times
             arrays.setdefault(key, []).append((move, start, origin))
     for (file, line, times), gathers in arrays.items():
-        sent = sum(times * move.bytes for move, *_ in gathers)
-        if sent < max(_MUCH * total, 1024):
+        once = sum(move.bytes for move, *_ in gathers)
+        if once * (times or 1) < max(_MUCH * total * (times is not None), 1024):
             continue
         size = sum(int(type_bytes(array_types(start.result)[-1])) for _, start, _ in gathers)
         names = [origin.argument or array_types(start.result)[-1] for _, start, origin in gathers]
         what = _listed(sorted({*names}))
+        often = f"{times:,} times, once in each iteration" if times else "in each iteration"
+        sent = f"{bytes_text(times * once)} are sent" if times else f"{bytes_text(once)} are sent"
+        own = {origin.operation for *_, origin in gathers}
         yield Finding(
             "gathered in a loop",
             f"{where(file, line)}: {what} {'is' if len({*names}) == 1 else 'are'} gathered "
-            f"{times:,} times, once in each iteration, although no iteration changes it: "
-            f"{bytes_text(sent)} are sent. With a constraint that gathers it before the loop it "
-            f"would be {bytes_text(sent // times)}, and each device would hold {bytes_text(size)} "
-            "until the end of the loop",
+            f"{often}, although no iteration changes it: {sent}{_TIME * (not times)}. With "
+            f"{'its lax.all_gather' if own <= {*OPERATIONS} else 'a constraint that gathers it'} "
+            f"before the loop it would be {bytes_text(once)}, and each device would hold "
+            f"{bytes_text(size)} until the end of the loop",
         )
 
 
@@ -1049,42 +1054,50 @@ def _summed_in_loops(moves, origins):
     """Sums over devices in every iteration of a loop that only adds them up, or keeps them."""
     sums = {}
     for move, start, origin in moves:
-        if not KINDS[move.kind].adds or (move.times or 0) < 2 or not move.bytes:
+        if not KINDS[move.kind].adds or move.times in (0, 1) or not move.bytes:
             continue
         if not _is_sum_of_parts(start):
             continue
         usage = origins.in_loop(start)
         is_small = move.bytes < _SMALL and move.kind == "all-reduce"
-        if usage == "added" or (usage == "stacked" and is_small):
+        if usage == "added" or (usage == "stacked" and is_small and move.times):
             is_mapped = origin.operation in OPERATIONS and origin.phase == "backward"
-            key = usage, origin.file, origin.line, move.axes if is_mapped else None
+            known = move.times is not None
+            key = usage, origin.file, origin.line, move.axes if is_mapped else None, known
             times, size, kinds, is_kept = sums.get(key, (0, 0, (), False))
             sums[key] = (
-                times + move.times,
-                size + move.times * move.bytes,
+                times + (move.times or 1),
+                size + (move.times or 1) * move.bytes,
                 (*kinds, move.kind),
                 is_kept or origins.is_kept_in_shards(start, max(map(len, move.groups))),
             )
     all_times = sum(move.times or 0 for move, _, _ in moves)
     all_bytes = sum((move.times or 0) * (move.bytes or 0) for move, _, _ in moves)
-    for (usage, file, line, axes), (times, size, kinds, is_kept) in sums.items():
-        if size < _LEAST * all_bytes and times < 2 * _LEAST * all_times:
+    for (usage, file, line, axes, known), (times, size, kinds, is_kept) in sums.items():
+        if known and size < _LEAST * all_bytes and times < 2 * _LEAST * all_times:
             continue
         if is_kept and size < _MUCH * all_bytes:  # shards of a sum take less memory
             continue
+        if not known and size < 1024:  # such as a number that the loop's end depends on
+            continue
         place = f"{where(file, line)}: " if line else ""
         if usage == "added":
+            often = "at least one in every iteration" if known else "in every iteration"
             yield Finding(
                 "summed in a loop",
                 (
-                    f"{place}{counted(times, min(kinds))}, at least one in every iteration, "
-                    f"send {bytes_text(size)}, although the loop only adds their results up: let "
+                    f"{place}{counted(times, min(kinds))}, {often}, "
+                    f"send{'s' * (times == 1)} {bytes_text(size)}{_TIME * (not known)}, "
+                    "although the loop only adds their results up: let "
                     "each device add up its own part, and sum over devices once after the loop"
                     + (
-                        ": in a shard_map, jax.lax.pcast(parameter, "
+                        ""
+                        if not axes
+                        else ": in a shard_map, lax.all_gather before the loop, whose backward "
+                        "pass this is"
+                        if "reduce-scatter" in kinds
+                        else ": in a shard_map, jax.lax.pcast(parameter, "
                         f'{axes!r}, to="varying") before the loop, of what is differentiated'
-                        if axes
-                        else ""
                     )
                     + (", which takes memory for the whole sum" if is_kept else "")
                 ),
@@ -1290,6 +1303,11 @@ def bytes_of(moves: Iterable[Any]) -> int:
     return sum(move.total or 0 for move in moves)
 
 
+LOCAL_SEARCH = (
+    "where only the largest are used, take lax.top_k of each shard in a shard_map, with "
+    "jax.lax.axis_index times the shard's size added to the indices, then lax.all_gather of "
+    "these candidates and lax.top_k of them"
+)
 # What causes communication that other code does without, by words of `cause`, and what to write.
 _REMEDIES = {
     "a concatenation along a sharded dimension":
@@ -1297,6 +1315,10 @@ _REMEDIES = {
     "a reshape (as in ravel and vdot)":
         "in a dimension that is merged, the one that is in shards has to come first; or reshape "
         "each shard in a shard_map",
+    **dict.fromkeys(
+        [f"{of} goes along the whole dimension, which is sharded" for of in ("sort", "top_k")],
+        f"{LOCAL_SEARCH}; else let another dimension be in shards",
+    ),
     "goes along the whole dimension, which is sharded":
         "let another dimension be in shards there, with a constraint before the line, or combine "
         "the shards' own results in a shard_map",

@@ -1,5 +1,6 @@
 """The judgement of a program: its findings, and what else its collectives tell of its arguments."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,7 +47,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
     whole, each = located.products
     devices, lost = located.program.devices, {}
     again = findings.repeated_products(whole, each, devices)
-    found, at_fault, clashes, by_specs, asked = [], [], [], [], set()
+    found, at_fault, clashes, regained, by_specs, asked = [], [], [], [], [], set()
     # without a backward pass nothing tells weights from data
     data = compiled.data if origins.is_differentiated else frozenset()
     if compiled.inheritance is not None:
@@ -57,6 +58,8 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         batch = firsts if origins.is_differentiated else set()
         lost = specs.lost_axes(compiled.inheritance, moves, again, firsts)
         found += specs.of_lost_axes(compiled.inheritance, lost, again, mesh)
+        regained = [*specs.of_regained(compiled.inheritance, moves, lost)]
+        found += regained
         found += specs.of_held(
             compiled.inheritance, compiled.names, compiled.data, mesh, compiled.stored
         )
@@ -65,7 +68,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         at_fault = [*specs.of_order(compiled.inheritance, moves, compiled.names)] or [
             *specs.of_columns(compiled.inheritance, moves, compiled.names, data, batch)
         ]
-        found += at_fault
+        found += at_fault or specs.of_replaced(compiled.inheritance, moves)
         # what a constraint makes whole is computed whole in its own line
         asked = {(loss.place.file, loss.place.line) for loss in compiled.inheritance.picked}
         found += specs.of_contested(
@@ -96,7 +99,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
     others = [one for one in sent if one not in known]
     partitioner = findings.of_partitioner(others, origins, compiled.messages)
     told_places = {where(place.file, place.line) for place, *_ in lost}
-    told_places |= {one.says.partition(": ")[0] for one in clashes}
+    told_places |= {re.split(r", called in |: ", one.says)[0] for one in (*clashes, *regained)}
     found = (
         *found,
         *findings.of_sums(sent),

@@ -13,7 +13,8 @@ from shardlab.arrays.layout import bytes_text
 from shardlab.programs.hlo import type_bytes
 from shardlab.programs.inherited import Inheritance, Loss, corrected, text_of
 from shardlab.programs.origins import where
-from shardlab.report.findings import Finding, bytes_of, elements_of_each, is_at
+from shardlab.report.causes import ASKED_FOR
+from shardlab.report.findings import LOCAL_SEARCH, Finding, bytes_of, elements_of_each, is_at
 from shardlab.report.remedies import MovedAxis, OtherConstraints, OtherSpecs, entries_of
 
 __all__ = [
@@ -28,6 +29,8 @@ __all__ = [
     "of_merged",
     "of_order",
     "of_picked",
+    "of_regained",
+    "of_replaced",
 ]
 
 _LEAST = 1 / 20  # of all FLOPs, or of all bytes sent: less is not worth a finding
@@ -110,8 +113,10 @@ def of_lost_axes(
         first = max(shown, key=shown.get) if shown else searched[0]
         called = f", called in {where(*place.callers[0])}" if place.callers else ""
         ways = math.prod(mesh[axis] for axis in axes)
+        is_refused = not shown and inheritance.refused.issuperset(losses)
         done = (
-            f"and each looks through all of it in {where(first.file, first.line)}"
+            "and each looks through all of it"
+            + (f" in {where(first.file, first.line)}" if first.line else "")
             if not shown
             else f"and the products of {where(first.file, first.line)} get it from weights alone"
             if not products
@@ -123,10 +128,77 @@ def of_lost_axes(
             "constraint without an axis",
             f"{where(place.file, place.line)}{called}: the constraint {text_of(spec)} lacks "
             f"{' and '.join(axes)}, along which its operand {kind} is in shards: the {ways} "
-            f"devices along {' and '.join(axes)} all hold the whole of it, {done}; write "
-            f"{better[kind, text_of(spec)]}",
-            OtherConstraints(
+            f"devices along {' and '.join(axes)} all hold the whole of it, {done}; "
+            + (LOCAL_SEARCH if is_refused else f"write {better[kind, text_of(spec)]}"),
+            None
+            if is_refused
+            else OtherConstraints(
                 place.file, place.line, tuple((*key, new) for key, new in better.items()), axes
+            ),
+        )
+
+
+def of_regained(
+    inheritance: Inheritance, moves: Sequence[Any], told: Collection[tuple]
+) -> Iterator[Finding]:
+    """Constraints without an axis which their operand has, and which the next one gives back.
+
+    Args:
+      inheritance: what following the program has shown.
+      moves: the `shardlab.report.explain.Move`s.
+      told: the constraints of other findings, as keys of `lost_axes`.
+    """
+    for loss, next_place in inheritance.regained.items():
+        place, spec = loss.place, text_of(loss.spec)
+        sent = bytes_of(
+            move
+            for move in moves
+            if is_at(move, place) and move.kind == "all-gather" and loss.axis in (move.axes or ())
+        )
+        is_told = loss in inheritance.needed or (place, loss.spec, loss.type) in told
+        if is_told or sent < max(_LEAST * bytes_of(moves), 1024):
+            continue
+        better = corrected([loss])
+        is_helper = (place.file, place.line) == (next_place.file, next_place.line)
+        called, again = (one.callers[0] if one.callers else () for one in (place, next_place))
+        again = where(*again) if is_helper and again else where(next_place.file, next_place.line)
+        yield Finding(
+            "constraint without an axis",
+            f"{where(place.file, place.line)}{f', called in {where(*called)}' if called else ''}: "
+            f"the constraint {spec} lacks {loss.axis}, along "
+            f"which its operand {loss.type} is in shards, so {bytes_text(sent)} are gathered, and "
+            f"{again} divides it along {loss.axis} again, "
+            f"although nothing between needs it whole: leave it out, or write {better}",
+            OtherConstraints(place.file, place.line, ((loss.type, spec, better),), (loss.axis,)),
+        )
+
+
+def of_replaced(inheritance: Inheritance, moves: Sequence[Any]) -> Iterator[Finding]:
+    """Constraints that name another axis for a dimension than that along which it is in shards.
+
+    Args:
+      inheritance: what following the program has shown.
+      moves: the `shardlab.report.explain.Move`s.
+    """
+    places = set()
+    for loss in inheritance.replaced:
+        here = [one for one in moves if is_at(one, loss.place) and one.cause.startswith(ASKED_FOR)]
+        sent, place = bytes_of(here), (loss.place.file, loss.place.line)
+        are_others = any(one.kind == "collective-permute" for one in here)  # than before
+        if place in places or not are_others or sent < max(_LEAST * bytes_of(moves), 1024):
+            continue
+        places.add(place)
+        place, spec = loss.place, list(loss.spec)
+        better = [loss.order if d == loss.dimension else axes for d, axes in enumerate(spec)]
+        called = f", called in {where(*place.callers[0])}" if place.callers else ""
+        yield Finding(
+            "order of axes",
+            f"{where(place.file, place.line)}{called}: the constraint {text_of(spec)} divides "
+            f"dimension {loss.dimension} of {loss.type} along {' and '.join(spec[loss.dimension])}"
+            f", but its operand is in shards along {loss.axis}, so shards go to other devices, "
+            f"{bytes_text(sent)}: write {text_of(better)}, or the first spec everywhere",
+            OtherConstraints(
+                place.file, place.line, ((loss.type, text_of(spec), text_of(better)),), (loss.axis,)
             ),
         )
 

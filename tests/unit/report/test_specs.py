@@ -3,12 +3,13 @@ or have axes in another order."""
 
 import contextlib
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P, reshard
 from steps import CORRECT, MISTAKES, grid, line, pod_of, struct
 
 from shardlab import Pod
@@ -212,6 +213,47 @@ def test_a_weight_whose_gradient_is_the_result_is_no_data():
     assert found(report)[0].startswith("constraint without an axis"), report
 
 
+def to_and_fro(mesh, between):
+    def layer(w, x):
+        put = reshard if mesh.axis_types[0] == AxisType.Explicit else lax.with_sharding_constraint
+        on = lambda h, *spec: put(h, NamedSharding(mesh, P(*spec)))  # noqa: E731
+        h = on(x @ on(w, None, "model"), "data", "model")
+        h = on(h, "data", None) if between is not None else h  # here
+        return on((between or jnp.tanh)(h), "data", "model")
+
+    return layer
+
+
+@pytest.mark.parametrize("is_gradient", [False, True])
+@pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
+@pytest.mark.parametrize(
+    "between",
+    [
+        None,
+        jnp.tanh,
+        jax.nn.gelu,
+        lambda h: jnp.cumsum(h, -1) + h,
+        lambda h: h @ jnp.ones((1024, 1024)),
+    ],
+)
+def test_a_constraint_whose_axis_the_next_one_gives_back(between, backend, axes, is_gradient):
+    mesh = grid((4, 2), ("data", "model"), axes)
+    layer = to_and_fro(mesh, between)
+    f = jax.grad(lambda w, x: jnp.sum(layer(w, x) ** 2)) if is_gradient else layer
+    w, x = struct(mesh, (512, 1024), None, "model"), struct(mesh, (1024, 512), "data", None)
+    with jax.set_mesh(mesh):
+        report = explain(f, w, x, mesh=pod_of(backend))
+    told = [one for one in found(report) if "nothing between needs it whole" in one]
+    is_gathered = any(
+        move.kind == "all-gather" and move.phase != "backward" for move in report.moves
+    )
+    assert bool(told) == (between in (jnp.tanh, jax.nn.gelu) and is_gathered), report
+    for one in told:
+        assert line(layer, "# here") in one and 'write P("data", "model")' in one
+        assert "full rematerialisation" not in {finding.title for finding in report.findings}
+
+
 # --- Work that the devices of a shard_map repeat --------------------------------------------------
 
 
@@ -352,6 +394,59 @@ def test_what_a_loop_gathers_and_adds_in_each_iteration_is_told(backend):
         assert line(accumulated, "# sums") in found(replicated)[0]
 
 
+@pytest.mark.parametrize("kept", [lambda f: f, jax.checkpoint])
+@pytest.mark.parametrize("is_gathered_once", [False, True])
+@pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
+def test_a_loop_in_a_shard_map_has_its_own_gather_as_the_remedy(backend, is_gathered_once, kept):
+    def total(w, xs):
+        gathered = lambda: lax.all_gather(w, "data", tiled=True)  # noqa: E731
+        once = gathered() if is_gathered_once else None
+
+        def add(total, x):
+            return total + jnp.sum((x @ (gathered() if once is None else once)) ** 2), None
+
+        start = lax.pcast(jnp.zeros(()), "data", to="varying")
+        return lax.psum(lax.scan(add, start, xs)[0], "data")
+
+    f = jax.shard_map(kept(total), mesh=ROW, in_specs=(P("data"), P(None, "data")), out_specs=P())
+    w, xs = struct(ROW, (256, 512), "data"), struct(ROW, (8, 256, 256), None, "data")
+    # compilers for CPUs move the gather before the loop, and those for TPUs sums behind it
+    program = jax.grad(f) if backend == "cpu" else f
+    told = [one for one in found(explain(program, w, xs, mesh=pod_of(backend))) if "a loop" in one]
+    assert bool(told) == (not is_gathered_once), told
+    assert all("lax.all_gather before the loop" in one for one in told)
+    assert not any("pcast" in one for one in told)
+
+
+@pytest.mark.parametrize("is_gathered_once", [False, True])
+def test_a_gather_in_a_loop_of_unknown_length_is_told(is_gathered_once):
+    def decode(w, x, n):
+        if is_gathered_once:
+            w = lax.with_sharding_constraint(w, NamedSharding(ROW, P()))
+        return lax.while_loop(lambda s: s[1] < n, lambda s: (jnp.tanh(s[0] @ w), s[1] + 1), (x, 0))[
+            0
+        ]
+
+    w, x = struct(ROW, (256, 256), "data"), struct(ROW, (256, 256), "data")
+    report = explain(decode, w, x, struct(ROW, (), dtype="int32"), mesh=pod_of("v5e:2x4"))
+    told = [one.says for one in report.findings if one.title == "gathered in a loop"]
+    assert bool(told) == (not is_gathered_once), report
+    assert all("how often, only the run decides" in one for one in told)
+
+
+def test_a_sum_in_a_loop_of_unknown_length_is_told_where_it_is_only_added_up():
+    def total(w, x, n):
+        def add(state):
+            total, k = state
+            return total + jnp.sum(jnp.tanh(x @ w * k), 0), k + 1  # sums
+
+        return lax.while_loop(lambda s: s[1] < n, add, (jnp.zeros(512), 0))[0]
+
+    w, x = struct(ROW, (256, 512)), struct(ROW, (256, 256), "data")
+    told = found(explain(total, w, x, struct(ROW, (), dtype="int32")))
+    assert told[0].startswith("summed in a loop") and "sends 3,584 bytes each time" in told[0]
+
+
 @pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
 def test_a_while_loop_under_vmap_is_told_and_a_shard_map_mends_it(backend):
 
@@ -361,36 +456,56 @@ def test_a_while_loop_under_vmap_is_told_and_a_shard_map_mends_it(backend):
     where = {"mesh": pod_of(backend)}
     x = struct(ROW, (64, 256), "data")
     assert found(explain(jax.vmap(solve), x, **where))[0].startswith("loop that devices share")
+    explicit = grid((8,), ("data",), AxisType.Explicit)
+    with jax.set_mesh(explicit):
+        report = explain(jax.vmap(jax.jit(solve)), struct(explicit, (64, 256), "data"), **where)
+    assert found(report)[0].startswith("loop that devices share")
     own = jax.shard_map(jax.vmap(solve), mesh=ROW, in_specs=P("data"), out_specs=P("data"))
     assert explain(own, x, **where).moves == ()
 
 
-def per_sample(w, x):
-    one = jax.grad(lambda w, x: jnp.sum(jnp.tanh(x @ w)))
+def per_sample(w, x, kept=lambda f: f):
+    one = jax.grad(kept(lambda w, x: jnp.sum(jnp.tanh(x @ w))))
     return jax.vmap(one, (None, 0))(w, x)
 
 
-def per_sample_of_its_own(w, x):
-    return per_sample(lax.pcast(w, "data", to="varying"), x)
+def per_sample_of_its_own(w, x, kept=lambda f: f):
+    return per_sample(lax.pcast(w, "data", to="varying"), x, kept)
 
 
 def of_each_member(w, x):
     return jax.vmap(jax.grad(lambda w: jnp.mean((x @ w) ** 2)))(w)
 
 
-def test_gradients_of_samples_are_told_from_those_of_members():
+@pytest.mark.parametrize("kept", [lambda f: f, jax.checkpoint])
+def test_gradients_of_samples_are_told_from_those_of_members(kept):
     mapped = lambda f, **specs: jax.shard_map(f, mesh=ROW, **specs)  # noqa: E731
     specs = {"in_specs": (P(), P("data")), "out_specs": P("data")}
     w, x = struct(ROW, (32, 16)), struct(ROW, (1024, 32), "data")
-    assert found(explain(mapped(per_sample, **specs), w, x))[0].startswith("added over samples")
-    titles = {f.title for f in explain(mapped(per_sample_of_its_own, **specs), w, x).findings}
-    assert "added over samples" not in titles
+    wrong = mapped(partial(per_sample, kept=kept), **specs)
+    assert found(explain(wrong, w, x))[0].startswith("added over samples")
+    right = mapped(partial(per_sample_of_its_own, kept=kept), **specs)
+    assert "added over samples" not in {f.title for f in explain(right, w, x).findings}
     members = explain(
-        mapped(of_each_member, in_specs=(P(), P("data")), out_specs=P()),
+        mapped(kept(of_each_member), in_specs=(P(), P("data")), out_specs=P()),
         struct(ROW, (4, 32, 16)),
         x,
     )
     assert "added over samples" not in {f.title for f in members.findings}
+
+
+def test_a_sum_that_a_checkpoint_computes_again_is_not_of_the_backward_pass():
+    @jax.checkpoint
+    def loss(w, x):
+        count = lax.psum(jnp.ones(()), "data")
+        return jnp.sum(jnp.tanh(x @ w) ** 2) / count
+
+    def step(w, x):
+        return lax.psum(jax.grad(loss)(w, x), "data")
+
+    f = jax.shard_map(step, mesh=ROW, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
+    report = explain(f, struct(ROW, (32, 16)), struct(ROW, (512, 32), "data"))
+    assert "added twice" not in {finding.title for finding in report.findings}
 
 
 @pytest.mark.parametrize("spec", [P("data"), P(("data", "model"))])

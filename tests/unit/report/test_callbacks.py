@@ -1,0 +1,71 @@
+"""explain() on steps that call back to the host."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, PartitionSpec as P
+from steps import grid, line, pod_of, struct
+
+from shardlab.report.explain import explain
+
+pytestmark = pytest.mark.reads("src/shardlab")
+
+AUTO, EXPLICIT = grid((8,), ("data",)), grid((8,), ("data",), AxisType.Explicit)
+
+
+def updated(shown, w, x, y):
+    def loss(w):
+        hidden = jnp.tanh(x @ w)
+        shown(w, hidden)
+        return jnp.mean((hidden - y) ** 2)
+
+    return w - 0.1 * jax.grad(loss)(w)
+
+
+def prints(w, x, y):
+    return updated(lambda w, h: jax.debug.print("{h}", h=h), w, x, y)  # here
+
+
+def records(w, x, y):
+    return updated(lambda w, h: jax.debug.callback(len, h), w, x, y)  # here
+
+
+def prints_weights(w, x, y):
+    return updated(lambda w, h: jax.debug.print("{w}", w=w), w, x, y)  # here
+
+
+def prints_a_sum(w, x, y):
+    return updated(lambda w, h: jax.debug.print("{h}", h=h.sum()), w, x, y)
+
+
+def prints_own_shards(w, x, y):
+    own = jax.shard_map(lambda h: jax.debug.print("{h}", h=h), in_specs=P("data"), out_specs=None)
+    return updated(lambda w, h: own(h), w, x, y)
+
+
+def first(f, mesh, backend):
+    w = struct(mesh, (256, 512), "data") if mesh is AUTO else struct(mesh, (256, 512))
+    x, y = struct(mesh, (1024, 256), "data"), struct(mesh, (1024, 512), "data")
+    with jax.set_mesh(mesh):
+        report = explain(jax.jit(f, donate_argnums=0), w, x, y, mesh=pod_of(backend))
+    memory = ("bf16 widened", "replicated", "largest temporaries")
+    return next((one for one in report.findings if one.title not in memory), None)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
+@pytest.mark.parametrize("mesh", [AUTO, EXPLICIT], ids=["auto", "explicit"])
+@pytest.mark.parametrize("f", [prints, records, prints_weights])
+def test_a_callback_that_gathers_an_array_names_its_line_and_what_to_hand_it(f, mesh, backend):
+    finding = first(f, mesh, backend)
+    if f is prints_weights and (mesh is EXPLICIT or backend == "cpu"):  # whole there, or needed so
+        assert finding is None
+        return
+    assert finding.title == "avoidable communication" and line(f, "# here") in finding.says
+    assert "hand it a sum or a few elements, or call it in a shard_map" in finding.says
+
+
+@pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
+@pytest.mark.parametrize("mesh", [AUTO, EXPLICIT], ids=["auto", "explicit"])
+@pytest.mark.parametrize("f", [prints_a_sum, prints_own_shards])
+def test_a_callback_that_gets_a_sum_or_its_own_shard_is_not_told(f, mesh, backend):
+    assert first(f, mesh, backend) is None
