@@ -264,25 +264,25 @@ def diffrax(mesh):
 
 def haliax(mesh):
     """Two layers with named axes."""
-    import haliax as hax
+    import haliax as names
     import jax
 
     batch, inner, hidden = (
-        hax.Axis(name, size)
+        names.Axis(name, size)
         for name, size in (("batch", BATCH), ("inner", WIDTH), ("hidden", HIDDEN))
     )
     x, y = data(mesh)
     model = {
-        "up": hax.named(put(mesh, weights()["up"]), (inner, hidden)),
-        "down": hax.named(put(mesh, weights()["down"]), (hidden, inner)),
+        "up": names.named(put(mesh, weights()["up"]), (inner, hidden)),
+        "down": names.named(put(mesh, weights()["down"]), (hidden, inner)),
     }
 
     def loss(model, x, y):
-        h = hax.nn.relu(hax.dot(x, model["up"], axis=inner))
-        found = hax.dot(h, model["down"], axis=hidden)
-        return hax.mean((found - y) ** 2).array
+        h = names.nn.relu(names.dot(x, model["up"], axis=inner))
+        found = names.dot(h, model["down"], axis=hidden)
+        return names.mean((found - y) ** 2).array
 
-    x, y = hax.named(x, (batch, inner)), hax.named(y, (batch, inner))
+    x, y = names.named(x, (batch, inner)), names.named(y, (batch, inner))
     model, first, second = two_steps(loss, model, x, y)
     return jax.tree.leaves((model, first, second))
 
