@@ -9,7 +9,8 @@ PATH=$PATH:/usr/sbin:/sbin
 
 missing=
 for pair in slurmctld:slurm-wlm slurmd:slurm-wlm munged:munge ip:iproute2 tc:iproute2 sshd:openssh-server \
-  slurmdbd:slurmdbd mariadbd:mariadb-server-core mpirun:openmpi-bin npm:npm pdftotext:poppler-utils g++:g++; do
+  slurmdbd:slurmdbd mariadbd:mariadb-server-core \
+  my_print_defaults:mariadb-client-core mpirun:openmpi-bin npm:npm pdftotext:poppler-utils g++:g++; do
   command -v "${pair%%:*}" >/dev/null || case " $missing " in
     *" ${pair##*:} "*) ;;
     *) missing="$missing ${pair##*:}" ;;

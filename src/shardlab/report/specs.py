@@ -196,7 +196,7 @@ def of_replaced(inheritance: Inheritance, moves: Sequence[Any]) -> Iterator[Find
             f"{where(place.file, place.line)}{called}: the constraint {text_of(spec)} divides "
             f"dimension {loss.dimension} of {loss.type} along {' and '.join(spec[loss.dimension])}"
             f", but its operand is in shards along {loss.axis}, so shards go to other devices, "
-            f"{bytes_text(sent)}: write {text_of(better)}, or the first spec everywhere",
+            f"{bytes_text(sent)}: write {text_of(better)}, or the first spec in both places",
             OtherConstraints(
                 place.file, place.line, ((loss.type, text_of(spec), text_of(better)),), (loss.axis,)
             ),

@@ -51,7 +51,7 @@ PROGRAMS = (
     "mpirun",
 )
 # what a Cluster with accounting needs as well
-ACCOUNTING = "slurmdbd", "mariadbd", "mariadb-install-db", "sacct"
+ACCOUNTING = "slurmdbd", "mariadbd", "mariadb-install-db", "my_print_defaults", "sacct"
 DAEMONS = "slurmctld", "slurmscriptd", "slurmd", "munged", "slurmdbd", "mariadbd"
 NET = "10.77.0"
 LOCK = Path("/tmp/one-slurm-at-a-time.lock")
@@ -68,7 +68,9 @@ def missing(programs=PROGRAMS):
     ]
     if absent:
         packages = "slurm-wlm munge iproute2 openssh-server openmpi-bin"
-        packages += " slurmdbd mariadb-server-core" if ACCOUNTING[0] in absent else ""
+        packages += (
+            " slurmdbd mariadb-server-core mariadb-client-core" if {*ACCOUNTING} & {*absent} else ""
+        )
         return f"not installed: {', '.join(absent)} (Debian: apt-get install {packages})"
     return ""
 
