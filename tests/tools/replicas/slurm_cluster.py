@@ -115,7 +115,7 @@ class Cluster:
             self._end_daemons_of_a_killed_run()
             self._start()
         except BaseException:
-            self.stop()
+            self.__exit__()  # or the next cluster waits for the lock
             raise
         return self
 
