@@ -254,6 +254,8 @@ class Origins:
         if not self._is_elsewhere(instruction, own, makers, axes):
             return own
         constraint = self._constraint_site(instruction, [own, *makers[:10]], argument, axes)
+        if constraint and constraint[:2] == (f"jit()/{_operation(own[0])}", own[1]):
+            return own  # the same operation, with the names of the functions around it
         return constraint or use.site or own
 
     def _is_elsewhere(self, instruction, own, makers, axes):
