@@ -563,7 +563,9 @@ def _package_versions(seen):
     """The versions of what JAX needs on this host, the driver's among them."""
     versions = {"python": sys.version.split()[0]}
     for distribution in importlib.metadata.distributions():
-        read = distribution.metadata or {}  # nothing, where an installation was interrupted
+        read = {}  # where an installation was interrupted: None, or newer libraries raise
+        with suppress(FileNotFoundError):
+            read = distribution.metadata or {}
         name = str(read.get("Name")).lower()
         if name in PACKAGES or re.fullmatch(LIBRARIES, name):
             # Python imports the first one
