@@ -234,9 +234,6 @@ class Origins:
             names = instruction.names
             others = [maker for name in names for maker in self._made(instruction, name)[:10]]
             site = makers[0] if site in others else site
-        # On explicit axes a loop in a jitted function may have no names before its own.
-        if site[0].startswith("jit()/") and makers[0][1] == site[1]:
-            site = makers[0]
         # The compiler for TPUs leaves the name out where it has made a sum and a slice one.
         if "(" not in site[0] and _adds(instruction) and "(" in makers[0][0]:
             site = makers[0]

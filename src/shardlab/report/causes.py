@@ -11,8 +11,8 @@ from shardlab.programs.collectives import Collective
 from shardlab.programs.origins import CALLBACKS, Origin
 
 __all__ = [
-    "ASKED_FOR", "AT_INDICES", "FROM_ONE_TO_OTHER", "SAME", "cause", "is_agreed", "is_expected",
-    "is_manual",
+    "ASKED_FOR", "AT_INDICES", "FROM_ONE_TO_OTHER", "GOES_ALONG", "SAME", "cause", "is_agreed",
+    "is_expected", "is_manual",
 ]  # fmt: skip
 
 SAME = "every device computes the same"
@@ -27,7 +27,7 @@ _FACTORISATIONS = (
     r"|\b(cholesky|eigh?|geqrf|householder_product|lu|svd|triangular_solve)\b"
 )
 _ALONG = r"\b(cum\w+|sort|argsort|top_k|reduce_window\w*|approx_top_k)\b"
-_GOES_ALONG = "goes along the whole dimension, which is sharded"
+GOES_ALONG = "goes along the whole dimension, which is sharded"
 _RANDOM = r"\b(jit\(_?(bernoulli|bits|gumbel|normal|randint|uniform)\)|random_bits|threefry2x32)"
 _SHIFTS = {
     "concatenate": "a concatenation", "conv_general_dilated": "the window of a convolution",
@@ -104,8 +104,10 @@ def cause(
                 "a concatenation along a sharded dimension: its rows belong to other devices than "
                 "before"
             )
-        searches = {origin.operation, origin.use} & {"approx_top_k", "sort", "top_k"}
-        return f"{searches.pop()} {_GOES_ALONG}" if searches else FROM_ONE_TO_OTHER
+        for operation in (origin.operation, origin.use):
+            if operation in ("approx_top_k", "sort", "top_k"):
+                return f"{operation} {GOES_ALONG}"
+        return FROM_ONE_TO_OTHER
     if move.kind == "collective-permute":
         for operation in (origin.operation, origin.use):
             if operation in _SHIFTS:
@@ -221,7 +223,7 @@ def _along(origin, is_contiguous):
     if along := re.search(_ALONG, f"{inside} {origin.use}"):
         if origin.maker == along[1]:  # TPUs' compiler takes the largest of each shard first
             return "candidates that each device has found in its own shard are compared"
-        return f"{along[1]} {_GOES_ALONG}"
+        return f"{along[1]} {GOES_ALONG}"
     if origin.operation in ("argmax", "argmin", "reduce"):
         return (
             "a maximum and its index over a sharded dimension: the devices' candidates are compared"

@@ -25,6 +25,7 @@ from shardlab.report.causes import (
     ASKED_FOR,
     AT_INDICES,
     FROM_ONE_TO_OTHER,
+    GOES_ALONG,
     SAME,
     is_agreed,
     is_manual,
@@ -676,7 +677,8 @@ def of_donation(
 def _replaced(arguments, results, made):
     """The arguments that are not donated, and that results could replace: each result one."""
     left = dict(enumerate(results))
-    sources = [made[n] if made is not None else {a.number for a in arguments} for n in left]
+    every = {array.number for array in arguments}
+    sources = made if made is not None else [every] * len(results)
     for array in sorted(arguments, key=lambda array: not array.donated):
         fitting = [n for n, result in left.items() if _layout(result) == _layout(array)]
         new = [n for n in fitting if array.number in sources[n]]
@@ -1316,10 +1318,10 @@ _REMEDIES = {
         "in a dimension that is merged, the one that is in shards has to come first; or reshape "
         "each shard in a shard_map",
     **dict.fromkeys(
-        [f"{of} goes along the whole dimension, which is sharded" for of in ("sort", "top_k")],
+        [f"{of} {GOES_ALONG}" for of in ("sort", "top_k")],
         f"{LOCAL_SEARCH}; else let another dimension be in shards",
     ),
-    "goes along the whole dimension, which is sharded":
+    GOES_ALONG:
         "let another dimension be in shards there, with a constraint before the line, or combine "
         "the shards' own results in a shard_map",
     "a loop (scan, map) goes along the dimension that is sharded":

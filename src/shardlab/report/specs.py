@@ -111,7 +111,6 @@ def of_lost_axes(
         of_weights = sum(of_weights, Counter())
         shown = products or of_weights
         first = max(shown, key=shown.get) if shown else searched[0]
-        called = f", called in {where(*place.callers[0])}" if place.callers else ""
         ways = math.prod(mesh[axis] for axis in axes)
         is_refused = not shown and inheritance.refused.issuperset(losses)
         done = (
@@ -126,7 +125,7 @@ def of_lost_axes(
         )
         yield Finding(
             "constraint without an axis",
-            f"{where(place.file, place.line)}{called}: the constraint {text_of(spec)} lacks "
+            f"{_at(place)}: the constraint {text_of(spec)} lacks "
             f"{' and '.join(axes)}, along which its operand {kind} is in shards: the {ways} "
             f"devices along {' and '.join(axes)} all hold the whole of it, {done}; "
             + (LOCAL_SEARCH if is_refused else f"write {better[kind, text_of(spec)]}"),
@@ -136,6 +135,12 @@ def of_lost_axes(
                 place.file, place.line, tuple((*key, new) for key, new in better.items()), axes
             ),
         )
+
+
+def _at(place):
+    """A constraint's line, and that of the call which asked for it."""
+    called = f", called in {where(*place.callers[0])}" if place.callers else ""
+    return f"{where(place.file, place.line)}{called}"
 
 
 def of_regained(
@@ -160,12 +165,11 @@ def of_regained(
             continue
         better = corrected([loss])
         is_helper = (place.file, place.line) == (next_place.file, next_place.line)
-        called, again = (one.callers[0] if one.callers else () for one in (place, next_place))
-        again = where(*again) if is_helper and again else where(next_place.file, next_place.line)
+        callers = next_place.callers if is_helper else ()
+        again = where(*callers[0] if callers else (next_place.file, next_place.line))
         yield Finding(
             "constraint without an axis",
-            f"{where(place.file, place.line)}{f', called in {where(*called)}' if called else ''}: "
-            f"the constraint {spec} lacks {loss.axis}, along "
+            f"{_at(place)}: the constraint {spec} lacks {loss.axis}, along "
             f"which its operand {loss.type} is in shards, so {bytes_text(sent)} are gathered, and "
             f"{again} divides it along {loss.axis} again, "
             f"although nothing between needs it whole: leave it out, or write {better}",
@@ -190,10 +194,9 @@ def of_replaced(inheritance: Inheritance, moves: Sequence[Any]) -> Iterator[Find
         places.add(place)
         place, spec = loss.place, list(loss.spec)
         better = [loss.order if d == loss.dimension else axes for d, axes in enumerate(spec)]
-        called = f", called in {where(*place.callers[0])}" if place.callers else ""
         yield Finding(
             "order of axes",
-            f"{where(place.file, place.line)}{called}: the constraint {text_of(spec)} divides "
+            f"{_at(place)}: the constraint {text_of(spec)} divides "
             f"dimension {loss.dimension} of {loss.type} along {' and '.join(spec[loss.dimension])}"
             f", but its operand is in shards along {loss.axis}, so shards go to other devices, "
             f"{bytes_text(sent)}: write {text_of(better)}, or the first spec in both places",
@@ -269,10 +272,9 @@ def of_held(
         axes = " and ".join(dict.fromkeys(axis for one in group for axis in one.axes))
         more = len(arrays) - 1
         others = f" and {more} other array{'s' * (more > 1)}" if more else ""
-        called = f", called in {where(*first.place.callers[0])}" if first.place.callers else ""
         yield Finding(
             "constraint without an axis",
-            f"{where(*place)}{called}: the constraint {first.spec} lacks {axes}, along which "
+            f"{_at(first.place)}: the constraint {first.spec} lacks {axes}, along which "
             f"{names[first.argument]}{others} that its operand meets are in shards: each device "
             f"holds {bytes_text(int(larger))} of the operands, where {bytes_text(int(wide))} "
             f"would do, and sums over devices are whole. Write the spec of what it meets, "
@@ -379,12 +381,10 @@ def of_order(
             continue
         seen.add(key)
         name = names.get(order.argument) or "an array"
-        place = where(order.place.file, order.place.line)
-        called = f", called in {where(*order.place.callers[0])}" if order.place.callers else ""
         yield Finding(
             "order of axes",
-            f"{place}{called}: {name} is in shards by {order.spec} and meets {order.other}, which "
-            f"divides it in another order: {bytes_text(exchanged)} are exchanged along "
+            f"{_at(order.place)}: {name} is in shards by {order.spec} and meets {order.other}, "
+            f"which divides it in another order: {bytes_text(exchanged)} are exchanged along "
             f"{' and '.join(order.axes)}. With {order.better} for {name}, or the first order for "
             "both, its shards are already where they are needed",
             OtherConstraints(order.place.file, order.place.line, (("", order.other, order.spec),))
