@@ -8,6 +8,7 @@ builds the book.
 import json
 import os
 import re
+import shutil
 import subprocess
 from functools import cache
 from importlib.metadata import version
@@ -176,6 +177,15 @@ def as_in_colab(name, published, colab, machine, twice):
     )
 
 
+def known_programs(run, names, colab):
+    """Let the run of a path begin with the programs that its chapters' notebooks have compiled."""
+    run.programs.parent.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        kept = runs.programs(ROOT, name, "notebooks", colab)
+        if kept.exists():
+            shutil.copy(kept, run.programs.with_name(f"of-{name}.zip"))
+
+
 def before(name):
     """How many cells of a notebook run before its kernel is restarted."""
     return len(BOOK.chapter(name).cells) // 2 if name == RESTARTED else 0
@@ -313,6 +323,7 @@ def test_a_notebook_runs_and_runs_again(name, reports, request):
 @pytest.mark.parametrize("path", core.TITLES)
 def test_a_path_through_the_core_runs_as_one_notebook(path, published, colab, tmp_path):
     run = as_in_colab(path, published, colab, tmp_path / "machine", False)
+    known_programs(run, {stop.chapter for stop in core.path(BOOK, path)}, colab)
     with stoppable() as stop:
         (report,) = runs.run([run], progress=Progress(), stop=stop)
     found = report.data
