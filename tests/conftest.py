@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from functools import partial
@@ -15,6 +16,8 @@ os.environ.setdefault("MPLBACKEND", "agg")
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {COMPILE_ONLY}".strip()
 if os.environ.get("CI"):
     os.environ["CHAPTERS_XLA_FLAGS"] = COMPILE_AND_RUN
+    # a chapter that asks for more than is recorded does not run to its end
+    os.environ["CHAPTERS_SHARDLAB_PODS"] = "exact"
 
 from shardlab import emulate  # before anything starts JAX
 
@@ -94,12 +97,21 @@ def is_quick(item):
     return room(item) not in SLOW_ROOMS and not item.get_closest_marker("slow")
 
 
+def concerns_changes(item):
+    """Whether a test is of no changes in particular, or of some that there are."""
+    mark = item.get_closest_marker("of_changes")
+    return not mark or re.search(rf"^({mark.args[0]})$", changed_files(), re.MULTILINE)
+
+
 def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: ROOMS.index(room(item)))
-    if config.option.quick:
-        chosen = [item for item in items if is_quick(item)]
-        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-        items[:] = chosen
+    chosen, left_out = [], []
+    for item in items:
+        wanted = config.option.again or concerns_changes(item)
+        wanted = wanted and (not config.option.quick or is_quick(item))
+        (chosen if wanted else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = chosen
 
 
 class SaysAtOnce:
@@ -124,6 +136,7 @@ def pytest_configure(config):
         config.pluginmanager.register(SaysAtOnce(terminal))
     markers = (
         "slow: `make check` leaves it out",
+        "of_changes(pattern): left out if no file that differs from the main branch matches",
         "of_chapter(name): `make check` runs it if this chapter differs from the main branch",
         (
             "if_changed(*files): `make check` runs it if its file or one of these differs from "

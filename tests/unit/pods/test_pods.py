@@ -626,6 +626,30 @@ def test_arguments_are_described_alike_on_real_and_abstract_meshes():
     assert described(MESH) == described(AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * 2))
 
 
+@needs_libtpu
+def test_exact_recordings_are_of_the_same_text_and_compiler(own_cache, monkeypatch):
+    def compiled(function, name="sine"):
+        return POD.compile(function, arg(grid(), (8, 8), "x"), name=name)
+
+    entries = []
+    monkeypatch.setattr(
+        pods, "listener", lambda *one: entries.append(dict(zip(("label", "key"), one, strict=False)))
+    )
+    program = compiled(jnp.sin)
+    monkeypatch.setattr(pods, "listener", None)
+    recorded = [entries[0] | {"program": json.loads(json.dumps(program.to_json()))}]
+    monkeypatch.setenv("SHARDLAB_PODS", "exact")
+    with pytest.raises(NoCompiler, match="SHARDLAB_PODS=exact is set"):
+        compiled(jnp.sin)  # only the cache has it
+    monkeypatch.setattr(pods, "_recordings", lambda: recorded)
+    assert compiled(jnp.sin).source == "recording"
+    with pytest.raises(NoCompiler, match=r"'sine' on v5e:2x4 is recorded with another text"):
+        compiled(jnp.cos)
+    monkeypatch.setattr(POD, "compiler", "libtpu 0", raising=False)
+    with pytest.raises(NoCompiler, match="by another compiler than libtpu 0"):
+        compiled(jnp.sin)
+
+
 def test_recorded_only(monkeypatch):
     monkeypatch.setenv("SHARDLAB_PODS", "recorded")
     assert isinstance(grid(), AbstractMesh)
@@ -683,7 +707,7 @@ RECORDINGS = {
 }
 
 
-ASKS_AND_READS = r"src/shardlab/(pods/pod|programs/\w+|costs/communication/traffic|machines/hardware)\.py|requirements\.txt"  # noqa: E501
+ASKS_AND_READS = r"src/shardlab/(pods/pod|programs/(collectives|flops|hlo|kernels|timeline)|machines/hardware)\.py|requirements\.txt"  # noqa: E501
 
 
 def compiling(name):
@@ -691,25 +715,21 @@ def compiling(name):
     reads = pytest.mark.reads(
         "src/shardlab", "src/bookbinder", "scripts/record_pods.py", f"book/{name}.md"
     )
-    return pytest.param(
-        name, marks=[pytest.mark.unit(f"pods {name}"), pytest.mark.of_chapter(name), reads]
-    )
+    changed = pytest.mark.of_changes(rf"book/{name}\.md|{ASKS_AND_READS}")
+    marks = [pytest.mark.unit(f"pods {name}"), pytest.mark.of_chapter(name), reads, changed]
+    return pytest.param(name, marks=marks)
 
 
 @needs_libtpu
 @pytest.mark.parametrize(
     "name", [*map(compiling, sorted({*RECORDINGS, *record_pods.compiling(BOOK)}))]
 )
-def test_a_chapter_compiles_what_is_recorded(name, own_cache, request):
+def test_a_chapter_compiles_what_is_recorded(name, own_cache):
     """Where neither the chapter nor what asks and reads compilers has changed, the same text has
-    the same answer.
+    the same answer; that the text is the same, the run of its page shows (SHARDLAB_PODS=exact).
     """
-    changed = request.config.option.again or re.search(
-        rf"^(book/{name}\.md|{ASKS_AND_READS})$", changed_files(), re.M
-    )
-    command = [sys.executable, oracle.__file__, record_pods.__file__, name, "--check", "--longest"]
-    command.append("10" if changed else "0")
-    run = subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, oracle.__file__, record_pods.__file__, name, "--check"]
+    run = subprocess.run([*command, "--longest", "10"], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
 
 
