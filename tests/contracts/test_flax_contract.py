@@ -21,9 +21,9 @@ NAMES = st.tuples(*[st.sampled_from([None, None, "y", "x", ("y", "x"), "embed"])
     abstract=[True, False],
 )  # fmt: skip
 def test_target_of(target_of, sizes, names, rows, columns, types, dtype, abstract):
-    """`target_of` takes a tree of arrays or shapes, in the boxes of `nn.with_partitioning` or
-    without, and a mesh; it refuses a name that is not an axis of the mesh, and a size that the axis
-    does not divide.
+    """`target_of` takes a tree of arrays or shapes, with or without the boxes of
+    `nn.with_partitioning`, and a mesh. It refuses an annotation with a name that is not an axis of
+    the mesh, and a dimension whose size the axis does not divide.
     """
     mesh = mesh_of(*sizes, names="yx", types=AxisType[types])
     used = [axis for part in names if part for axis in np.ravel(part)]

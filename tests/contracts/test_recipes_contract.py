@@ -17,7 +17,9 @@ pytestmark = reads("recipes")
     kind=KINDS, dtype=["float32", "int32", "uint8", "bool"],
 )  # fmt: skip
 def test_pad(pad, rows, other, n, kind, dtype):
-    """`pad` takes a tree of NumPy arrays of the same number of rows, at least one."""
+    """`pad` takes a tree of NumPy arrays, which must all have the same number of rows, at least
+    one.
+    """
     with np.errstate(invalid="ignore"):
         second = values(kind, (rows + other,), "float64", 1).astype(dtype)
     batch = {"x": values(kind, (rows, 3, 2)), "y": [second]}
@@ -44,10 +46,10 @@ def mean_loss(w, batch):
     kind=["normal", "zeros", "tiny", "nan"], of=[None, "loss", "metrics"],
 )  # fmt: skip
 def test_accumulated(accumulated, rows, parts, groups, kind, of):
-    """`accumulated` takes a loss that is a mean over the rows of a batch, a number of parts, and a
-    number of groups; parts times groups divides the rows. With `of=jax.value_and_grad` it returns
-    the mean loss too, and with `partial(jax.value_and_grad, has_aux=True)` the means of all
-    metrics.
+    """`accumulated` takes a loss that is a mean over the rows of a batch, the parameters, a batch,
+    a number of parts and a number of groups; parts times groups must divide the number of rows.
+    With `of=jax.value_and_grad`, `accumulated` also returns the mean loss, and with
+    `of=partial(jax.value_and_grad, has_aux=True)` it returns the means of all metrics too.
     """
     w = {"a": values("normal", (3, 2), seed=1), "b": values("normal", (2,), seed=2)}
     batch = values(kind, (rows, 3)), values("normal", (rows, 2), seed=3)
