@@ -620,8 +620,8 @@ class Pod:
         )
         if not recorded and not fresh and _mode() == "exact":
             raise NoCompiler(
-                f"SHARDLAB_PODS=exact is set, so nothing is compiled that is recorded. And {name!r} "
-                f"on {self.name} is recorded with another text or by another compiler than "
+                f"SHARDLAB_PODS=exact is set, so nothing is compiled that is recorded. And "
+                f"{name!r} on {self.name} is recorded with another text or by another compiler than "
                 f"{self.compiler} and {provenance['jax']}, or not at all: record it anew, "
                 "scripts/record_pods.py."
             )
@@ -755,7 +755,7 @@ def _remedy(is_gpu):
 
 
 def _mode():
-    """"recorded": believe recordings by the names of programs and the types of their arguments;
+    """ "recorded": believe recordings by the names of programs and the types of their arguments;
     "exact": only of the same text, by the same compiler; "": compile what is not recorded so.
     """
     return os.environ.get("SHARDLAB_PODS", "")

@@ -9,7 +9,6 @@ import ast
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec as P
 from meshes import MESH
 from places import ROOT
-from repository import BOOK, changed_files
+from repository import BOOK
 
 from shardlab import MatmulFlops, NoCompiler, Pod, PodProgram, Program
 from shardlab.pods import pod as pods
@@ -633,7 +632,9 @@ def test_exact_recordings_are_of_the_same_text_and_compiler(own_cache, monkeypat
 
     entries = []
     monkeypatch.setattr(
-        pods, "listener", lambda *one: entries.append(dict(zip(("label", "key"), one, strict=False)))
+        pods,
+        "listener",
+        lambda *one: entries.append(dict(zip(("label", "key"), one, strict=False))),
     )
     program = compiled(jnp.sin)
     monkeypatch.setattr(pods, "listener", None)
