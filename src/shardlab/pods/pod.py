@@ -620,9 +620,9 @@ class Pod:
         )
         if not recorded and not fresh and _mode() == "exact":
             raise NoCompiler(
-                f"SHARDLAB_PODS=exact is set, so nothing is compiled that is recorded. And "
-                f"{name!r} on {self.name} is recorded with another text or by another compiler than "
-                f"{self.compiler} and {provenance['jax']}, or not at all: record it anew, "
+                "SHARDLAB_PODS=exact is set, so nothing is compiled that is recorded. And "
+                f"{name!r} on {self.name} is recorded with another text or by another compiler "
+                f"than {self.compiler} and {provenance['jax']}, or not at all: record it anew, "
                 "scripts/record_pods.py."
             )
         program = recorded or self._compiled(lowered, mesh, name, options, provenance, chip)
