@@ -54,7 +54,7 @@ def tiny(tmp_path):
 # process waits for another's last file. Chapters of Colab's notebooks and of the book, which the
 # browser's tests need built, run at the same time. `make check` leaves out those that need the book
 # to be built, a browser, a cluster, or many processes.
-ROOMS = ("book", "cluster", "contracts", "browser", "build", "repo", "unit")
+ROOMS = ("book", "cluster", "contracts", "unit/report", "browser", "build", "repo", "unit")
 SLOW_ROOMS = {"cluster", "browser", "build"}
 
 
@@ -83,8 +83,9 @@ def pytest_xdist_auto_num_workers():
 
 
 def room(item):
-    """The room of a test: the first folder below tests."""
-    return item.path.relative_to(ROOT / "tests").parts[0]
+    """The room of a test: of the folders above it below tests the innermost that is one."""
+    folders = item.path.relative_to(ROOT / "tests").parents
+    return next(str(folder) for folder in folders if str(folder) in ROOMS)
 
 
 def is_quick(item):

@@ -320,7 +320,11 @@ def test_a_notebook_runs_and_runs_again(name, reports, request):
     assert found["cells"] == before(name) + (1 + (name in again(request.config))) * cells
 
 
-@pytest.mark.parametrize("path", core.TITLES)
+# The evening has all cells of the hour, and more.
+SHORTER = pytest.mark.of_changes(r"book/core\.yml|src/bookbinder/(notebook|read)/\w+\.py")
+
+
+@pytest.mark.parametrize("path", ["evening", pytest.param("hour", marks=SHORTER)])
 def test_a_path_through_the_core_runs_as_one_notebook(path, published, colab, tmp_path):
     run = as_in_colab(path, published, colab, tmp_path / "machine", False)
     known_programs(run, {stop.chapter for stop in core.path(BOOK, path)}, colab)

@@ -35,6 +35,15 @@ SCRIPT = ROOT / "book" / "recipes" / "train.py"
 STEP = re.compile(r"step (\d+): loss (\S+)")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled(tmp_path_factory):
+    """A folder in which the scripts keep their programs: many tests begin the same one again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        yield
+
+
 def start(folder, count, steps, *options, script=(SCRIPT,)):
     """A script on `count` emulated devices, as a process whose lines can be read."""
     flags = f"--xla_force_host_platform_device_count={count}"
