@@ -106,8 +106,8 @@ def test_reduce_scatter(reduce_scatter, devices, more, rows, kind, dtype, axes):
 )  # fmt: skip
 def test_gather_matmul(gather_matmul, devices, rows, wrong, kind, dtype, axes):
     """`gather_matmul` takes a device's rows of one matrix and its columns of another, inside a
-    `shard_map` over a mesh with a single axis, `x`. Both matrices must have the same float type. It
-    refuses matrices that cannot be multiplied, empty matrices, and any other mesh.
+    `shard_map` over a mesh with a single axis, `x`. Both matrices must have the same float type.
+    `gather_matmul` refuses matrices that cannot be multiplied, empty matrices, and any other mesh.
     """
     x, w = named(kind, (devices * rows, 4), dtype), named("normal", (4 + wrong, devices * 2), dtype)
     refused = wrong or not rows or dtype == "int32"
