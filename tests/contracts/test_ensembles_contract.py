@@ -30,8 +30,8 @@ def diagnostic(name, devices, check=True):
     check=[True, False], dtype=["float32", "bfloat16"], level=[0.1, 1 / 3, -7.0],
 )  # fmt: skip
 def test_split_rhat(devices, shape, kind, check, dtype, level):
-    """`split_rhat` takes the draws of a device's chains, at least four of each, of any float type;
-    if no chain moves it is NaN.
+    """`split_rhat` takes the draws of a device's chains, in any float type, with at least four
+    draws of each chain. If no chain ever moves, it returns NaN.
     """
     chains, steps = shape
     drawn = "normal" if kind in ("stuck", "still") else kind
@@ -65,8 +65,8 @@ def autoregressive(phi, chains, steps, seed):
     kind=["known", "known", "zeros", "nan"], scale=[1e-22, 1.0, 1e20],
 )  # fmt: skip
 def test_effective_size(devices, chains, steps, phi, kind, scale, seed):
-    """`effective_size` takes what `split_rhat` does; for N draws it is at most N times log₁₀ N, and
-    if no chain moves it is NaN.
+    """`effective_size` takes the same arguments as `split_rhat`. For N draws it returns at most N
+    times log₁₀ N; if no chain ever moves, it returns NaN.
     """
     draws = autoregressive(phi, devices * chains, steps, seed) * np.float32(scale)
     if kind != "known":
@@ -107,8 +107,9 @@ def slopes(devices, check):
     labels=["float32", "int32"], kind=["normal", "zeros", "tiny", "nan"], check=[True, False],
 )  # fmt: skip
 def test_summed(devices, rows, labels, kind, check, seed):
-    """`summed` takes the log likelihood of a device's rows, which may be integers, and the mesh
-    axes over which they are sharded; it has first derivatives, with respect to `theta` alone.
+    """`summed` takes the log likelihood of a device's rows and the mesh axes over which the rows
+    are sharded. The rows may be integers. You can differentiate the function that `summed` returns
+    once, and only with respect to `theta`.
     """
     x = values(kind, (devices * rows, 3))
     y = (np.random.default_rng(seed).random(devices * rows) < 0.5).astype(labels)
@@ -172,16 +173,18 @@ SIDES = {"where": ["nowhere", "right", "everywhere"], "value": ["nan", "-inf"]}
 
 @contract("ensembles", "walk", draws=10, **SIDES)
 def test_walk(where, value, seed):
-    """`walk` takes the log density of a vector: no chain goes where it is NaN or −inf, and one that
-    starts there leaves at its first proposal elsewhere.
+    """`walk` takes the log density as a function of a vector. No chain moves to a point at which
+    the log density is NaN or −inf. A chain that starts at such a point leaves it as soon as a
+    proposal has a finite log density.
     """
     try_sampler("walk", where, value, seed)
 
 
 @contract("ensembles", "hmc", draws=10, **SIDES)
 def test_hmc(where, value, seed):
-    """`hmc` takes a function that returns the log density of a vector and its slope; a chain that
-    starts where one of them is NaN accepts no proposal.
+    """`hmc` takes a function that returns the log density of a vector and the gradient of the log
+    density, here called its slope. A chain that starts at a point where one of the two is NaN
+    accepts no proposal.
     """
     try_sampler("hmc", where, value, seed)
 
@@ -192,8 +195,9 @@ def test_hmc(where, value, seed):
     kind=["normal", "zeros", "few", "none", "nan", "+inf"], dtype=["float32", "bfloat16", "int32"],
 )  # fmt: skip
 def test_resample(weigh, resample, rows, more, columns, around, kind, dtype, seed):
-    """`weigh` and `resample` take any log weights, and floats `x` with a row for each; if all are
-    −inf, or one is NaN or +inf, every row drawn is NaN.
+    """`weigh` and `resample` take any log weights, and `resample` also takes an array `x` of floats
+    with one row for each weight. If all log weights are −inf, or if one of them is NaN or +inf,
+    every row that `resample` returns is NaN.
     """
     rng = np.random.default_rng(seed)
     logs = (rng.normal(size=rows) * 2 * (kind != "zeros") + around).astype("float32")
@@ -239,8 +243,9 @@ def jitted(f):
     around=[0.0, -500.0, 90.0], check=[True, False],
 )  # fmt: skip
 def test_over_islands(over_islands, devices, times, dead, value, around, check, seed):
-    """`over_islands` takes a device's means and log evidence at each time; an island counts nothing
-    from the time on at which its evidence is −inf or NaN, and without any island the mean is NaN.
+    """`over_islands` takes a device's means and its log evidence at each time. From the time at
+    which an island's log evidence is −inf or NaN, that island counts nothing. If no island is left,
+    the mean is NaN.
     """
     rng = np.random.default_rng(seed)
     means = values("normal", (devices, times))

@@ -34,8 +34,8 @@ def rms(x, w=1):
     rows=[0, 1, 7, 8, 13], columns=[1, 5], kind=KINDS, dtype=[*FLOATS, "int32"],
 )  # fmt: skip
 def test_norm(norm, rows, columns, kind, dtype):
-    """`norm` takes a matrix of floats with any number of rows, and refuses what is none or is
-    empty.
+    """`norm` takes a matrix of floats with any number of rows. It refuses an empty matrix, and any
+    array that is not a matrix of floats.
     """
     is_float = dtype in FLOATS
     x = values(kind if is_float else "ones", (rows, columns), dtype)
@@ -49,8 +49,8 @@ def test_norm(norm, rows, columns, kind, dtype):
     layout=["rows", "columns", "replicated"], types=["Auto", "Explicit"],
 )  # fmt: skip
 def test_fused_norm(fused_norm, devices, rows, kind, dtype, jitted, layout, types):
-    """`fused_norm` takes a matrix of floats on explicit axes with its rows sharded in any way, or
-    any other matrix of floats, and refuses sharded columns.
+    """`fused_norm` takes a matrix of floats. On explicit axes, the matrix's rows may be sharded in
+    any way, and `fused_norm` refuses sharded columns.
     """
     spec = {"rows": P("x", None), "columns": P(None, "x"), "replicated": P(None, None)}[layout]
     mesh = mesh_of(devices, types=AxisType[types])
@@ -81,8 +81,9 @@ FINITE = [kind for kind in KINDS if kind != "inf"]
     dtype=FLOATS,
 )  # fmt: skip
 def test_forward(forward, queries, keys, size, groups, kind, dtype):
-    """`forward` takes queries, keys and values of any float type, with any number of tokens and as
-    many keys as values, and refuses other heads or widths for keys than for queries.
+    """`forward` takes queries, keys and values of any float type, with any number of tokens. There
+    must be as many values as keys, and the keys must have as many heads and the same width as the
+    queries; otherwise `forward` refuses them.
     """
     q = values(kind, (2, queries, 4), dtype)
     k, v = (values(kind, (2 // groups, keys, 4), dtype, seed) for seed in (1, 2))
@@ -112,7 +113,9 @@ def gradient(attend):
     queries=[1, 6, 40], keys=[1, 7, 40], kind=["normal", "zeros", "ones", "tiny"], dtype=FLOATS,
 )  # fmt: skip
 def test_flash(flash, queries, keys, kind, dtype):
-    """`flash` takes and refuses what `forward` does, and has a gradient."""
+    """`flash` is `forward` with a gradient. It accepts and refuses the same queries, keys and
+    values.
+    """
     q = values(kind, (2, queries, 4), dtype)
     k, v = (values(kind, (2, keys, 4), dtype, seed) for seed in (1, 2))
     exact = gradient(plain)(*(a.astype("float32") for a in (q, k, v)))
@@ -128,8 +131,8 @@ def test_flash(flash, queries, keys, kind, dtype):
     devices=DEVICES, tokens=[1, 6, 48], kind=FINITE, dtype=FLOATS, axis=["x", "y"],
 )  # fmt: skip
 def test_flash_ring(flash_ring, devices, tokens, kind, dtype, axis):
-    """`flash_ring` takes what `flash` does with its tokens sharded over one axis, on any number of
-    devices, and returns float32; every query attends to every key.
+    """`flash_ring` takes the arguments of `flash`, but with the tokens sharded over one mesh axis,
+    on any number of devices. It returns float32, and every query attends to every key.
     """
     qkv = [values(kind, (2, devices * tokens, 4), dtype, seed) for seed in range(3)]
     spec = P(None, axis)
@@ -155,8 +158,8 @@ def on_chip(x):
 
 @contract("kernels", "varying", draws=10, devices=DEVICES, dtype=FLOATS)
 def test_varying(varying, devices, dtype):
-    """`varying` takes the shape and type of a kernel's result and the mesh axes over which it
-    varies, and names them in the way of the JAX at hand.
+    """`varying` takes the shape and type of a kernel's result and the mesh axes over which the
+    result varies. It passes these axes under the name that the installed JAX expects.
     """
     assert varying((8, 128), dtype, {"x"}).dtype == dtype
     f = mapped(on_chip, mesh_of(devices), P("x"), P("x"))
@@ -181,7 +184,7 @@ def square(x, w):
     weights=[3, 4],
 )  # fmt: skip
 def test_scaled(scaled, devices, rows, kind, weights):
-    """`scaled` takes what `norm` does, in float32, and a weight for each column."""
+    """`scaled` takes a matrix that `norm` accepts, in float32, and one weight for each column."""
     x, w = values(kind, (devices * rows, 4)), values("normal", (weights,), seed=1)
     with refusal(weights != 4, 4, weights):
         own = squares(scaled, mesh_of(devices))(x, w)
@@ -201,8 +204,8 @@ def hashed(n):
     key=[0, 1, 7, 8, 2**32 - 1, -1], kind=KINDS, dtype=[*FLOATS, "int32"],
 )  # fmt: skip
 def test_dropout(dropout, keep, rows, columns, start, key, kind, dtype):
-    """`dropout` takes a shard of a matrix of fewer than 2³² elements, of any type, and a seed from
-    0 to 2³² - 1, and refuses an empty shard.
+    """`dropout` takes a shard of a matrix, of any type, and a seed from 0 to 2³² - 1. The whole
+    matrix must have fewer than 2³² elements, and `dropout` refuses an empty shard.
     """
     x = values("ones" if dtype == "int32" else kind, (rows, columns), dtype)
     width = start[1] + columns

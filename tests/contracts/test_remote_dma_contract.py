@@ -40,8 +40,8 @@ def named(kind, shape, dtype):
     devices=DEVICES, rows=[0, 1, 5], kind=KINDS, dtype=["float32", "bfloat16", "int32"], axes=AXES,
 )  # fmt: skip
 def test_gather(gather, devices, rows, kind, dtype, axes):
-    """`gather` takes a shard of any type, inside a `shard_map` over a mesh of one axis `x`, and
-    refuses an empty shard, and other meshes.
+    """`gather` takes a shard of any type, inside a `shard_map` over a mesh with a single axis, `x`.
+    It refuses an empty shard and any other mesh.
     """
     x = named(kind, (devices * rows, 3), dtype)
     with refusal(not rows or axes > 1, *((rows, 3) if not rows else "yx")):
@@ -57,8 +57,9 @@ def test_gather(gather, devices, rows, kind, dtype, axes):
     dtype=["float32", "bfloat16", "int32"], axes=AXES,
 )  # fmt: skip
 def test_all_to_all(all_to_all, devices, more, rows, kind, dtype, axes):
-    """`all_to_all` takes one entry for each device, of any type, inside a `shard_map` over a mesh
-    of one axis `x`, and refuses other numbers of entries, empty ones, and other meshes.
+    """`all_to_all` takes an array of any type that holds one entry for each device, inside a
+    `shard_map` over a mesh with a single axis, `x`. It refuses too few or too many entries, empty
+    entries, and any other mesh.
     """
     entries = devices + more
     x = named(kind, (devices * entries, rows, 3), dtype)
@@ -76,8 +77,9 @@ def test_all_to_all(all_to_all, devices, more, rows, kind, dtype, axes):
     dtype=["float32", "bfloat16", "int32"], axes=AXES,
 )  # fmt: skip
 def test_reduce_scatter(reduce_scatter, devices, more, rows, kind, dtype, axes):
-    """`reduce_scatter` takes one matrix of numbers for each device, inside a `shard_map` over a
-    mesh of one axis `x`, and refuses other numbers of matrices, empty ones, and other meshes.
+    """`reduce_scatter` takes an array that holds one matrix for each device, inside a `shard_map`
+    over a mesh with a single axis, `x`. It refuses too few or too many matrices, empty matrices,
+    and any other mesh.
     """
     entries = devices + more
     x = named(kind, (devices * entries, rows, 3), dtype)
@@ -103,9 +105,9 @@ def test_reduce_scatter(reduce_scatter, devices, more, rows, kind, dtype, axes):
     dtype=["float32", "float32", "bfloat16", "int32"], axes=AXES,
 )  # fmt: skip
 def test_gather_matmul(gather_matmul, devices, rows, wrong, kind, dtype, axes):
-    """`gather_matmul` takes a device's rows of one matrix and columns of another, of one float
-    type, inside a `shard_map` over a mesh of one axis `x`, and refuses matrices that do not fit,
-    empty ones, and other meshes.
+    """`gather_matmul` takes a device's rows of one matrix and its columns of another, inside a
+    `shard_map` over a mesh with a single axis, `x`. Both matrices must have the same float type.
+    `gather_matmul` refuses matrices that cannot be multiplied, empty matrices, and any other mesh.
     """
     x, w = named(kind, (devices * rows, 4), dtype), named("normal", (4 + wrong, devices * 2), dtype)
     refused = wrong or not rows or dtype == "int32"
@@ -127,7 +129,7 @@ def test_gather_matmul(gather_matmul, devices, rows, wrong, kind, dtype, axes):
 )  # fmt: skip
 def test_heat(heat, devices, shape, kind, dtype, steps, axes):
     """`heat` takes a device's rows of a periodic matrix of floats, inside a `shard_map` over a mesh
-    of one axis `x`, and refuses other types, an empty matrix, and other meshes.
+    with a single axis, `x`. It refuses other types, an empty matrix, and any other mesh.
     """
     u = named(kind, (devices * shape[0], shape[1]), dtype)
     refused = not u.size or dtype == "int32"

@@ -89,17 +89,17 @@ DRAWN = {
 
 @contract("solvers", "with_unit_scale", "checked", "cg", draws=80, **DRAWN)
 def test_cg(seed, **case):
-    """`cg` takes a symmetric positive definite operator and a right side of any scale above
-    float32's smallest numbers. It says whether the residual of its solution, computed anew, is
-    within ten times the tolerance; with a NaN it is not.
+    """`cg` takes a symmetric positive definite operator and a right-hand side of any scale above
+    float32's smallest numbers. It computes the residual of its solution anew, and returns whether
+    this residual is within ten times the tolerance. If the residual is NaN, the answer is no.
     """
     try_solver("cg", seed=seed, **case)
 
 
 @contract("solvers", "one_reduction", draws=80, **DRAWN)
 def test_one_reduction(seed, **case):
-    """`one_reduction` takes and returns what `cg` does, and a function `dots` that sums the
-    products of its pairs.
+    """`one_reduction` takes the arguments of `cg` and one more, a function `dots` that returns the
+    inner products of the pairs it is given. It returns what `cg` returns.
     """
     try_solver("one_reduction", seed=seed, **case)
 
@@ -115,9 +115,10 @@ def factorisation(devices):
     kind=["definite", "large", "small", "indefinite", "nan"],
 )  # fmt: skip
 def test_block_cholesky(devices, own, width, more, kind, seed):
-    """`block_cholesky` takes a positive definite matrix of (rows, blocks of a device, devices,
-    width) with as many columns as rows, of which it reads the lower half of blocks, and leaves what
-    is above the diagonal as it comes; if the matrix is not positive definite, the factor has NaN.
+    """`block_cholesky` takes a square positive definite matrix in the shape (rows, blocks of a
+    device, devices, width). The factor depends only on the blocks on and below the diagonal. The
+    elements of the result above the diagonal are arbitrary, so mask them. If the matrix is not
+    positive definite, the factor contains NaN.
     """
     n = own * devices * width
     normal = np.random.default_rng(seed).normal(size=(n, n))
@@ -150,7 +151,7 @@ def tall(devices, check):
     kind=["normal", "ones", "zeros", "tiny", "huge", "nan"],
 )  # fmt: skip
 def test_tsqr(devices, rows, columns, kind):
-    """`tsqr` takes shards of any number of rows, fewer than columns too, on any number of
+    """`tsqr` accepts shards with any number of rows, even fewer rows than columns, on any number of
     devices.
     """
     a = values(kind, (devices * rows, columns))
