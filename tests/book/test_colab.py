@@ -324,7 +324,9 @@ def test_a_notebook_runs_and_runs_again(name, reports, request):
 SHORTER = pytest.mark.of_changes(r"book/core\.yml|src/bookbinder/(notebook|read)/\w+\.py")
 
 
-@pytest.mark.parametrize("path", ["evening", pytest.param("hour", marks=SHORTER)])
+@pytest.mark.parametrize(
+    "path", ["evening", pytest.param("hour", marks=[SHORTER, pytest.mark.unit("the hour")])]
+)
 def test_a_path_through_the_core_runs_as_one_notebook(path, published, colab, tmp_path):
     run = as_in_colab(path, published, colab, tmp_path / "machine", False)
     known_programs(run, {stop.chapter for stop in core.path(BOOK, path)}, colab)

@@ -88,6 +88,10 @@ class Repository:
         return {proof["unit"]: proof["read"] for proof in map(proofs.read_proof, files)}
 
 
+WAIT_FOR_PROOF = """    from pathlib import Path
+    while not list(Path("_build/proofs").glob("*.json")):
+        pass
+"""
 TODAY = f"{datetime.now(UTC).date()}"
 
 
@@ -184,6 +188,20 @@ def test_what_failed_was_skipped_or_did_not_all_run_is_not_proved(repository):
     assert repository.run("--proofs", "renew", "tests/test_one.py") == "2 passed"
     assert repository.run("--proofs", "renew", "tests/test_one.py") == "2 passed"
     assert repository.run("tests/test_one.py") == "2 passed"
+
+
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_a_run_that_is_killed_has_proved_what_had_passed(repository, processes):
+    repository.write("tests/test_one.py", "def test_one():\n    pass\n")
+    kill = "import os, signal\n\ndef test_two():\n    os.kill({}, signal.SIGKILL)\n"
+    boss = "os.getpid()" if processes == "0" else "os.getppid()"
+    wait = "" if processes == "0" else WAIT_FOR_PROOF
+    repository.write(
+        "tests/test_two.py", kill.format(boss).replace("    os.kill", f"{wait}    os.kill")
+    )
+    with pytest.raises(AssertionError):
+        repository.run("--proofs", "use", "--numprocesses", processes, "--dist", "loadfile")
+    assert "tests/test_one.py" in repository.proofs()
 
 
 def test_what_changes_while_its_tests_run_is_not_proved(repository):

@@ -14,8 +14,8 @@ pytest.mark.reads("src/bookbinder")`. A test that reads more than its mark says 
 
 With `--proofs use` (`make test`) units with a proof of their key are left out. They do not count as
 passed: pytest's closing line counts them apart, with their days. `--proofs renew` (`make test
-ARGS=...`) leaves out nothing. Both keep what has passed. A unit with a test that was flaky or
-skipped is not proved.
+ARGS=...`) leaves out nothing. Both keep what has passed, as soon as it has: a run that is
+stopped is not lost. A unit with a test that was flaky or skipped is not proved.
 
 Proofs are no part of the repository, so that no change can bring its own: they are what this
 machine has seen. Clones may share the folder, as with `_build/runs`; on GitHub it is kept by runs
@@ -156,11 +156,11 @@ class Proofs:
         """Leave out what is proved only if `use` is true; `known` tells what is known of a chapter
         before it runs.
         """
-        self.use, self.known, self.folder = use, known, folder
+        self.use, self.known, self.folder, self.is_whole = use, known, folder, True
         self.began = int(os.environ.setdefault(BEGAN, f"{time.time_ns()}"))
         # what is known of each unit
         self.found = {"tests": {}, "places": {}, "known": {}, "left_out": {}}
-        self.passed, self.bad, self.read = Counter(), set(), {}
+        self.passed, self.bad, self.read, self.recorded = Counter(), set(), {}, set()
 
     @property
     def left_out(self):
@@ -180,6 +180,10 @@ class Proofs:
             if proof["key"] == key:
                 return proof["day"]
         return ""
+
+    def pytest_sessionstart(self, session):
+        # else not all tests of a file are collected
+        self.is_whole = not any("::" in argument for argument in session.config.args)
 
     # before -k and the like: a unit of which some tests are left out is not proved
     @pytest.hookimpl(tryfirst=True)
@@ -207,6 +211,8 @@ class Proofs:
             self.bad.add(unit)
         elif report.when == "call":
             self.passed[unit] += 1
+        elif report.when == "teardown":  # a run that is stopped has no end at which to record it
+            self.record([unit])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node):
@@ -227,20 +233,24 @@ class Proofs:
             reporter.stats[kind] = [SimpleNamespace(nodeid=unit) for unit in tests]
             if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
                 session.exitstatus = pytest.ExitCode.OK
-        # else not all tests of a file were collected
-        if not any("::" in argument for argument in config.args):
-            with suppress(OSError):  # such as a full disk: the tests have passed all the same
-                self.record()
+        self.record(self.passed)  # those too of which several processes have run some tests
 
-    def record(self):
-        """Keep a proof of each unit that has passed, unless a file that it depends on has changed
-        meanwhile.
+    def record(self, units):
+        """Keep a proof of each of some units that has passed, unless a file that it depends on has
+        changed meanwhile.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.is_whole:
+            with suppress(OSError):  # such as a full disk: the tests have passed all the same
+                self._record(units)
+
+    def _record(self, units):
         as_it_is, day = cache(_digest), f"{datetime.now(UTC).date()}"
-        for unit, count in self.passed.items():
-            if unit in self.bad or count != self.found["tests"].get(unit):
+        for unit in units:
+            count = self.found["tests"].get(unit)
+            if unit in self.bad or unit in self.recorded or self.passed[unit] != count:
                 continue
+            self.recorded.add(unit)
+            self.folder.mkdir(parents=True, exist_ok=True)
             key, places, read = self.found["known"][unit], self.found["places"][unit], None
             if not places:
                 read = self.read.get(unit, {})
