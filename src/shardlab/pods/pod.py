@@ -426,7 +426,7 @@ class Pod:
                 f"{_suggested(self._torus, len(axes))} Or pass split=True, which lets mesh "
                 "axes share a torus axis."
             )
-        if not self.compiler or _mode() == "recorded":
+        if not self.compiler or _only_recorded():
             return AbstractMesh(shape, axes, axis_types=types)
         devices = np.array(self._devices)
         if not self.is_gpu:
@@ -588,7 +588,7 @@ class Pod:
         )
         what = _described((args, kwargs)), options
         label = _digest([name, self.name, list(mesh.shape.items()), *what, *explicit])
-        if not self.compiler or _mode() == "recorded":
+        if not self.compiler or _only_recorded():
             return self._from_recording(label, name)
         jitted = (
             function
@@ -608,7 +608,6 @@ class Pod:
         text = re.sub(_PLACES, "", lowered.as_text())
         key = _digest([_FORM, text, self.name, order, options, provenance, *[_MODEL] * schedule])
         folder = _cache_folder() if cache is True else Path(cache) if cache else None
-        folder = None if _mode() == "exact" else folder
         known = [] if fresh else [_read(folder, key), _recorded(key)]
         recorded = next(
             (
@@ -618,13 +617,6 @@ class Pod:
             ),
             None,
         )
-        if not recorded and not fresh and _mode() == "exact":
-            raise NoCompiler(
-                "SHARDLAB_PODS=exact is set, so nothing is compiled that is recorded. And "
-                f"{name!r} on {self.name} is recorded with another text or by another compiler "
-                f"than {self.compiler} and {provenance['jax']}, or not at all: record it anew, "
-                "scripts/record_pods.py."
-            )
         program = recorded or self._compiled(lowered, mesh, name, options, provenance, chip)
         if not recorded:
             _write(folder, key, program)
@@ -747,18 +739,15 @@ def _remedy(is_gpu):
             f"The compiler exists for Linux on x86-64; this is {sys.platform} on "
             f"{platform.machine()}."
         )
-    if _mode() == "recorded":
+    if _only_recorded():
         return "SHARDLAB_PODS=recorded is set, so nothing is compiled."
     what = "NVIDIA GPUs" if is_gpu else "TPUs"
     install = "jax-cuda13-plugin jax-cuda13-pjrt" if is_gpu else '"jax[tpu]"'
     return f"The compiler for {what} is not installed: pip install {install}."
 
 
-def _mode():
-    """ "recorded": believe recordings by the names of programs and the types of their arguments;
-    "exact": only of the same text, by the same compiler; "": compile what is not recorded so.
-    """
-    return os.environ.get("SHARDLAB_PODS", "")
+def _only_recorded():
+    return os.environ.get("SHARDLAB_PODS") == "recorded"
 
 
 def _quiet_libtpu():

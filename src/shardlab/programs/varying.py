@@ -22,7 +22,6 @@ __all__ = [
     "by_dimension",
     "communicated",
     "communicated_along",
-    "is_backward",
     "mismatches",
     "opened",
     "own_frames",
@@ -134,7 +133,7 @@ def _of_a_map(equation):
     )
     marked = [(kind, places[:1]) for kind, places in kinds]
     if not equation.params.get("check_vma", True):
-        is_whole = is_backward(equation)
+        is_whole = "transpose(" in str(equation.source_info.name_stack)
         equal = [
             (axes, place) for axes, place, in_backward in walk.equal if is_whole or in_backward
         ]
@@ -397,11 +396,6 @@ def communicated_along(equation: Any) -> frozenset[str]:
     along = params.get("axes", params.get("axis_name", params.get("axis", ())))
     along = along if isinstance(along, tuple | list) else (along,)
     return frozenset(axis for axis in along if isinstance(axis, str))
-
-
-def is_backward(equation: Any) -> bool:
-    """Whether an equation of a jaxpr is named as one of a backward pass."""
-    return "transpose(" in str(equation.source_info.name_stack)
 
 
 def parts_of_scan(equation: Any, body: Any) -> tuple[int, int]:
