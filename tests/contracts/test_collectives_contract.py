@@ -65,9 +65,9 @@ def test_broadcast(broadcast_by_doubling, devices, size, kind, dtype, check_vma)
     dtype=DTYPES, check_vma=CHECKS,
 )  # fmt: skip
 def test_gather(ring_all_gather, gather_by_hand, devices, shape, more, kind, dtype, check_vma):
-    """`gather_by_hand` takes a shard of any shape and type and returns all of them, in a new first
-    dimension; `ring_all_gather` takes them with only the device's own slot filled, and refuses
-    other than one slot for each device.
+    """`gather_by_hand` takes a shard of any shape and type and returns all shards, in a new first
+    dimension; `ring_all_gather` takes an array with one slot for each device, of which only the
+    device's own is filled, and refuses any other number of slots.
     """
     x = numbers(kind, (devices, *shape), dtype)
     close(on_each(gather_by_hand, devices, x, check_vma), np.stack([x] * devices), 0)
@@ -154,8 +154,8 @@ def test_matmul(collective_matmul, devices, rows, inner, columns, kind, dtype, c
     devices=DEVICES, points=[0, 1, 4], dim=[0, 1], kind=KINDS, dtype=DTYPES, check_vma=CHECKS,
 )  # fmt: skip
 def test_halo(with_halo, devices, points, dim, kind, dtype, check_vma):
-    """`with_halo` takes shards of any type along `dim`, on any number of devices, and refuses one
-    without a point.
+    """`with_halo` takes shards of any type along `dim`, on any number of devices, and refuses a
+    shard without a point.
     """
     x = numbers(kind, (devices * points, 3), dtype)
     spec = P(*[None] * dim, "x")

@@ -118,8 +118,8 @@ def test_absorb(empty, absorb, finish, keys, queries, heads, kind, dtype, sees, 
 
 @contract("context", "ring_attention", draws=10, **DRAWN)
 def test_ring_attention(ring_attention, **case):
-    """`ring_attention` takes shards of equal length, in any order that the positions `at` tell, on
-    any number of devices along `axis`.
+    """`ring_attention` takes shards of equal length, with tokens in any order, which the positions
+    `at` give, on any number of devices along `axis`.
     """
     try_attention(ring_attention, heads=2, kv_heads=2, **case)
 

@@ -47,9 +47,9 @@ def same(found, expected):
     z=[0, 0, 0, 2],
 )  # fmt: skip
 def test_pencils(pencils, sizes, shape, kind, more, check, z):
-    """`pencils` takes a device's shard of any grid: where the mesh does not divide a dimension,
-    padding stands behind it, and `shape` is the grid without padding, which it refuses if the
-    shards do not hold it.
+    """`pencils` takes a device's shard of any grid: a dimension that the mesh does not divide ends
+    with padding, and `shape` is the shape without padding; a `shape` that the shards do not hold is
+    refused.
     """
     grid = values(kind, shape) + 1j * values("normal", shape, seed=1)
     asked = (shape[0], shape[1] + more, shape[2])
@@ -67,8 +67,8 @@ def test_pencils(pencils, sizes, shape, kind, more, check, z):
 )  # fmt: skip
 def test_forward(forward, backward, sizes, shape, kind, more, check, z):
     """`forward` and `backward` take a device's shard of any real grid, and of its transform, in
-    float32: where the mesh does not divide a dimension, zeros stand behind it, and `shape` is the
-    grid without them; they refuse a `shape` that the shards do not hold.
+    float32: a dimension that the mesh does not divide ends with zeros, and `shape` is the shape
+    without these zeros; a `shape` that the shards do not hold is refused.
     """
     grid = values(kind, shape)
     asked = (shape[0] + more, shape[1], shape[2])
@@ -117,8 +117,9 @@ def solver(poisson_on, sizes, shape):
     dtype=["float32", "bfloat16", "int32", "uint8", "complex64"],
 )  # fmt: skip
 def test_sample_sort(sample_sort, devices, keys, room, kind, dtype, seed):
-    """`sample_sort` takes a device's real keys, as many on each, NaN last as in `np.sort`; it
-    refuses other types, and keys are lost exactly if the third result is larger than `capacity`.
+    """`sample_sort` takes a device's real keys, the same number on each device, and sorts NaN last,
+    as `np.sort` does; it refuses other types, and keys are lost exactly if the third result is
+    larger than `capacity`.
     """
     rng = np.random.default_rng(seed)
     size = devices * keys

@@ -33,7 +33,7 @@ pytestmark = reads("zero")
 )  # fmt: skip
 def test_shard_matrices(shard_matrices, devices, shape):
     """`shard_matrices` takes a tree of arrays of any shapes; it refuses an array of at least 1,000
-    elements for each entry of dimension 0 if the devices divide no later dimension.
+    elements for each entry of dimension 0 if the number of devices divides no later dimension.
     """
     tree = {"layers": {"up": jax.ShapeDtypeStruct(shape, "float32")}}
     large = len(shape) > 1 and np.prod(shape) >= 1000 * shape[0]
@@ -183,8 +183,8 @@ def test_zero2_step(devices, size, rows, fault, tables):
 
 @contract("zero", "fsdp_step", "gather_layer", draws=10, devices=DEVICES, **STEPS)
 def test_fsdp_step(devices, size, rows, fault, tables):
-    """`fsdp_step` takes what `zero2_step` does, with any parameter sharded, except along the
-    dimension that scan takes.
+    """`fsdp_step` takes what `zero2_step` does, but any parameter may be sharded, except along the
+    dimension over which the scan loops.
     """
     step_is_right("fsdp_step", (devices,), size, rows, fault, tables)
 
