@@ -60,8 +60,8 @@ def jitted(f):
     mesh_set=[True, True, False], kind=["normal", "zeros", "nan"], scale=SCALES,
 )  # fmt: skip
 def test_one_each(one_each, spread, devices, count, rows, other, mesh_set, kind, scale):
-    """`one_each` takes any number of matrices of one shape, under `jit` on a mesh of automatic axes
-    that is set, and refuses different shapes.
+    """`one_each` takes any number of matrices of one shape, and refuses different shapes. Call it
+    under `jit`, with a mesh of automatic axes set by `jax.set_mesh`.
     """
     tree = {"a": [scaled("normal", (rows, 5), scale, seed=n) for n in range(count)]}
     tree["a"][-1] = scaled(kind, (rows, 5), scale, seed=count)
