@@ -89,8 +89,8 @@ def choosing(choose, top):
     router=["normal", "one", "nan"], dtype=["float32", "bfloat16"],
 )  # fmt: skip
 def test_choose(choose, tokens, count, top, kind, router, dtype):
-    """`choose` takes at least one token, in float32 or bfloat16, and from one expert for each token
-    to all; a NaN in a token makes this token's gates NaN.
+    """`choose` takes at least one token, in float32 or bfloat16, and a number of experts for each
+    token, from one to all; a NaN in a token makes this token's gates NaN.
     """
     x, router = values(kind, (tokens, WIDTH), dtype), layer_of(count, router=router)["router"]
     with refusal(not tokens or not 1 <= top <= count, tokens, top, count):
@@ -289,8 +289,8 @@ def test_sorted_mixture(sorted_mixture, tokens, count, own, top, kind, router, d
     devices=st.integers(1, 5), own=[0, 1, 2, 3], more=[0, 0, 1], high=[1, 2, 9],
 )  # fmt: skip
 def test_offsets(offsets, seed, devices, own, more, high):
-    """`offsets` takes a table of counts, with a row for each device and a column for each expert,
-    and as many experts on each device.
+    """`offsets` takes a table of counts, with a row for each device and a column for each expert;
+    every device has the same number of experts.
     """
     count = devices * own + more
     table = np.random.default_rng(seed).integers(0, high, (devices, count)).astype("int32")
@@ -330,8 +330,8 @@ def test_update(update, seed, count, rows, high, dtype, in_jit):
     dtype=["float32", "bfloat16", "int32"], check=[True, False], most=[None, None, 0, 2, 4],
 )  # fmt: skip
 def test_padded(padded, seed, devices, own, high, kind, dtype, check, most):
-    """`padded` takes what `lax.ragged_all_to_all` does, and any NaN; `most` is at least 1, and
-    for floats alone, because a longer block arrives as NaN.
+    """`padded` takes what `lax.ragged_all_to_all` does, and any NaN; `most` is at least 1. Pass
+    `most` for floats only, because a block of more than `most` rows arrives as NaN.
     """
     count, length = devices * own, devices * 2 * 5 + 3
     table = np.random.default_rng(seed).integers(0, high, (devices, count)).astype("int32")
