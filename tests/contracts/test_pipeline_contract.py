@@ -121,9 +121,9 @@ def is_step(name, n, M, rows, layers, other, nan, rest=(), stages=None, order=No
 
 @contract("pipeline", "gpipe_loss", draws=10, **STEPS)
 def test_gpipe_loss(**case):
-    """`gpipe_loss` takes a mesh with an axis `stage` of any size that divides the layers, and
-    micro-batches that divide the sequences, also fewer than stages; on an axis `data` it needs
-    another `cast`.
+    """`gpipe_loss` takes a mesh with an axis `stage` of any size that divides the number of layers.
+    The number of micro-batches must divide the number of sequences, and may be smaller than the
+    number of stages. On a mesh with an axis `data`, `gpipe_loss` needs another `cast`.
     """
     is_step("gpipe_loss", **case)
 
