@@ -69,7 +69,9 @@ def test_with_halo(with_halo, sizes, k, kind, mode, types):
     dtype=["float32", "bfloat16"],
 )  # fmt: skip
 def test_roll_in_zeros(roll_in_zeros, devices, points, by, dim, kind, dtype):
-    """`roll_in_zeros` takes arrays of any sharding, under `jit`, and any number of points."""
+    """`roll_in_zeros` takes arrays of any sharding, under `jit`, and any number of points to roll
+    by.
+    """
     u = values(kind, (devices * points, 3), dtype)
     rolled = program(roll_in_zeros, by, dim)(
         jax.device_put(u, NamedSharding(mesh_of(devices), P("x")))
