@@ -123,7 +123,8 @@ HOW = ("sound", "truncated", "empty", "unfinished", "gone")
 )  # fmt: skip
 def test_last_good(last_good, devices, to, dtype, kind, damages, target):
     """`last_good` takes a manager and a target, and all processes call it; it converts to the
-    target's types, and raises an error in all of them if there is no step that all can read.
+    target's types, and raises an error in all processes if there is no step that all of them can
+    read.
     """
     if dtype == "int32" and kind in ("nan", "inf", "huge"):
         kind = "normal"
@@ -169,7 +170,8 @@ group, _ends = pasted(2, _code)
 )  # fmt: skip
 def test_last_good_of_two(broken):
     """`last_good` takes a manager and a target, and all processes call it; it converts to the
-    target's types, and raises an error in all of them if there is no step that all can read.
+    target's types, and raises an error in all processes if there is no step that all of them can
+    read.
     """
     with tempfile.TemporaryDirectory() as name:
         # each process has a disk of its own

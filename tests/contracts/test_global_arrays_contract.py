@@ -187,8 +187,8 @@ def test_positions_here(positions_here, order, first, batch, processes):
 )  # fmt: skip
 def test_loader(Loader, seed, samples, batch, order, first, stop, step, dtype):
     """`Loader` takes a function that reads samples by their numbers, and what `shuffled` and
-    `positions_here` take; it refuses a step beyond the end of an epoch, as from the state of a run
-    with smaller batches.
+    `positions_here` take; it refuses a state whose step is beyond the end of an epoch, such as the
+    state of a run with smaller batches.
     """
 
     def read(numbers):
@@ -225,8 +225,8 @@ def test_loader(Loader, seed, samples, batch, order, first, stop, step, dtype):
 )  # fmt: skip
 def test_masked_mean(masked_mean, seed, devices, kind, dtype, real, shape, filler):
     """`masked_mean` takes sample numbers, negative for fillers, and real data of any type with a
-    row for each; it returns the mean in float32 and the number of samples, and a mean of zeros if
-    there are none.
+    row for each number; it returns the mean in float32 and the number of samples, and a mean of
+    zeros if there are only fillers.
     """
     too_large = {"float16": ("huge",), "int32": ("nan", "inf", "huge")}
     if kind in too_large.get(dtype, ()):

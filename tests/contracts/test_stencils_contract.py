@@ -18,8 +18,9 @@ ANY = ("float32", "bfloat16", "int32")
     mode=["wrap", "constant", "edge", "symmetric", "reflect", "mean"],
 )  # fmt: skip
 def test_widen(widen, devices, points, k, kind, dtype, check, mode):
-    """`widen` takes shards of any type with at least `k` points along `dim` (one more to reflect),
-    on any number of devices; its modes are five of `jnp.pad`, and it refuses others.
+    """`widen` takes shards of any type with at least `k` points along `dim` (`k` + 1 for the mode
+    `reflect`), on any number of devices; its modes are five that `jnp.pad` also has, and it refuses
+    other modes.
     """
     if dtype == "int32" and kind in ("nan", "inf", "huge"):
         kind = "normal"
@@ -68,7 +69,9 @@ def test_with_halo(with_halo, sizes, k, kind, mode, types):
     dtype=["float32", "bfloat16"],
 )  # fmt: skip
 def test_roll_in_zeros(roll_in_zeros, devices, points, by, dim, kind, dtype):
-    """`roll_in_zeros` takes arrays of any sharding, under `jit`, and any number of points."""
+    """`roll_in_zeros` takes arrays of any sharding, under `jit`, and any number of points to roll
+    by.
+    """
     u = values(kind, (devices * points, 3), dtype)
     rolled = program(roll_in_zeros, by, dim)(
         jax.device_put(u, NamedSharding(mesh_of(devices), P("x")))
@@ -93,7 +96,7 @@ def program(f, by, dim):
 )  # fmt: skip
 def test_widen_padded(widen_padded, devices, points, more, k, kind):
     """`widen_padded` takes shards of a periodic grid of `points` points, with any padding behind
-    them; the last device with points must have `k` of them.
+    these points; the last device that has points of the grid must have at least `k` of them.
     """
     size = -(-points // devices) + more
     u = np.full(devices * size, np.nan, "float32")  # what nothing may use

@@ -51,8 +51,8 @@ group, _ends = pasted(4, lambda: "\n\n".join([IN_EACH, *(e.code for e in excerpt
 )
 def test_agreed_alone(agreed, devices, fails, kind):
     """`agreed` takes a mesh, a function that saves, and its arguments, and each process of the mesh
-    calls it; a function that sends data may fail only after it has sent them, because the other
-    processes wait for them.
+    calls it; if the function sends data, it may raise an error only after it has sent the data, for
+    which the other processes wait.
     """
     calls = []
 
@@ -73,8 +73,8 @@ def test_agreed_alone(agreed, devices, fails, kind):
 )  # fmt: skip
 def test_agreed(full, left, count, kind):
     """`agreed` takes a mesh, a function that saves, and its arguments, and each process of the mesh
-    calls it; a function that sends data may fail only after it has sent them, because the other
-    processes wait for them.
+    calls it; if the function sends data, it may raise an error only after it has sent the data, for
+    which the other processes wait.
     """
     left = left[:count]
     group().run(f"""
@@ -147,7 +147,7 @@ found = found if isinstance(found, str) else "found"
 def test_keep_refuses(wrong):
     """`keep` takes a tree of arrays of real numbers, each with the same sharding of its first
     dimension over a mesh that has one device in each process, and the step on which all agreed
-    last; it refuses other arrays and meshes, and to overwrite that step.
+    last; it refuses other arrays and meshes, and refuses to overwrite the backup of that step.
     """
     group().run(f"""
 sharding, wrong, memory = over([0, 1, 2, 3]), {wrong!r}, {{}}
@@ -174,7 +174,7 @@ kept = len(memory)
 def test_keep_in_one_process(keep, devices, rows):
     """`keep` takes a tree of arrays of real numbers, each with the same sharding of its first
     dimension over a mesh that has one device in each process, and the step on which all agreed
-    last; it refuses other arrays and meshes, and to overwrite that step.
+    last; it refuses other arrays and meshes, and refuses to overwrite the backup of that step.
     """
     sharding = jax.sharding.NamedSharding(mesh_of(devices), jax.sharding.PartitionSpec("x"))
     a, memory = jnp.arange(devices * rows), {}
@@ -190,8 +190,8 @@ def test_keep_in_one_process(keep, devices, rows):
     alive=st.sets(st.integers(0, 8)),
 )  # fmt: skip
 def test_givers(givers, count, order, alive):
-    """`givers` takes the process of each shard, in the order of the mesh, and the processes that
-    are alive.
+    """`givers` takes the owner of each shard, a process, in the order of the mesh, and the
+    processes that are alive.
     """
     owners = order[:count]
     for i, giver in enumerate(givers(owners, alive)):
