@@ -23,9 +23,8 @@ def program(f, **keywords):
     devices=DEVICES, bodies=[0, 1, 5], kind=KINDS, masses=KINDS, check=[True, False],
 )  # fmt: skip
 def test_ring_pull(ring_pull, devices, bodies, kind, masses, check):
-    """`ring_pull` takes a device's positions and masses, in float32. Positions may be at most 10¹²
-    from each other, so that 1/r³ still is a float32, and every device must have the same number of
-    bodies.
+    """`ring_pull` takes a device's positions and masses, in float32 and at most 10¹² from each
+    other, where 1/r³ still is a float32; any number of bodies that the devices share evenly.
     """
     if kind == "huge" and masses == "tiny":
         masses = "normal"  # below what float32 holds
@@ -65,7 +64,7 @@ def one_mesh(x, m, n):
 )  # fmt: skip
 def test_mesh_pull(mesh_pull, devices, n, bodies, kind, check):
     """`mesh_pull` takes a device's bodies, as many as you like, and a grid of `n` points in each
-    direction, where `n` is a multiple of the number of devices; it refuses other grids.
+    direction, a multiple of the devices; it refuses other grids.
     """
     x = values(kind, (devices * bodies, 3)) * np.float32(7)
     m = abs(values("normal", (devices * bodies,), seed=1))
@@ -85,8 +84,8 @@ def test_mesh_pull(mesh_pull, devices, n, bodies, kind, check):
     n=[1, 5, 8], bodies=[0, 6], kind=KINDS, dtype=["float32", "bfloat16"],
 )  # fmt: skip
 def test_deposit(deposit, interpolate, n, bodies, kind, dtype):
-    """`deposit` and `interpolate` take positions anywhere, also beyond the box; if a position is
-    not finite, the mass that it deposits and the values that it reads are NaN.
+    """`deposit` and `interpolate` take positions anywhere, also beyond the box; a position that is
+    not finite makes its mass on the grid, and what it reads, NaN.
     """
     x = values(kind, (bodies, 3), dtype)
     m = values("normal", (bodies,), dtype, seed=1)
@@ -117,8 +116,8 @@ def test_deposit(deposit, interpolate, n, bodies, kind, dtype):
 )  # fmt: skip
 def test_pack(pack, rows, count, capacity, dtype, of_bins, seed):
     """`pack` takes arrays with a row for each particle, and integers `bins`; it drops particles
-    whose bin is not in `range(count)`, and drops other particles if and only if its second result
-    is larger than `capacity`. It refuses dtypes that cannot hold −1.
+    whose bin is not in `range(count)`, and others exactly if the second result is larger than
+    `capacity`. It refuses types that have no −1.
     """
     rng = np.random.default_rng(seed)
     bins = rng.integers(-2, min(count, 250) + 2, rows).astype(of_bins)
@@ -147,8 +146,8 @@ BOXES = ((1, 3, 3), (1, 2, 3), (2, 2, 5), (3, 1, 4), (8, 1, 3), (3, 3, 2))
 )  # fmt: skip
 def test_step(step, shape, capacity, count, kind, seed):
     """`step` takes cells of side 1, at least three in each direction of the box, with float32
-    positions in their cells; it drops particles if and only if its report shows that a message or a
-    cell was too small, or that there was a stray.
+    positions in their cells; it drops particles exactly if its report says that a message, a cell
+    or a stray was too much.
     """
     devices, columns, rows = shape
     slots, dt = 4, np.float32(0.1)
