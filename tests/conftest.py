@@ -106,9 +106,9 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: ROOMS.index(room(item)))
     chosen, left_out = [], []
     for item in items:
-        wanted = config.option.again or concerns_changes(item)
-        wanted = wanted and (not config.option.quick or is_quick(item))
-        (chosen if wanted else left_out).append(item)
+        is_current = config.option.again or concerns_changes(item)
+        is_chosen = is_current and (not config.option.quick or is_quick(item))
+        (chosen if is_chosen else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = chosen
 

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -177,13 +178,20 @@ def as_in_colab(name, published, colab, machine, twice):
     )
 
 
-def known_programs(run, names, colab):
+@contextmanager
+def programs_of(names, run, colab):
     """Let the run of a path begin with the programs that its chapters' notebooks have compiled."""
     run.programs.parent.mkdir(parents=True, exist_ok=True)
+    copies = []
     for name in names:
         kept = runs.programs(ROOT, name, "notebooks", colab)
         if kept.exists():
-            shutil.copy(kept, run.programs.with_name(f"of-{name}.zip"))
+            copies.append(shutil.copy(kept, run.programs.with_name(f"of-{name}.zip")))
+    try:
+        yield
+    finally:  # it has kept those that it has used
+        for copy in copies:
+            copy.unlink()
 
 
 def before(name):
@@ -320,17 +328,11 @@ def test_a_notebook_runs_and_runs_again(name, reports, request):
     assert found["cells"] == before(name) + (1 + (name in again(request.config))) * cells
 
 
-# The evening has all cells of the hour, and more.
-SHORTER = pytest.mark.of_changes(r"book/core\.yml|src/bookbinder/(notebook|read)/\w+\.py")
-
-
-@pytest.mark.parametrize(
-    "path", ["evening", pytest.param("hour", marks=[SHORTER, pytest.mark.unit("the hour")])]
-)
+@pytest.mark.parametrize("path", core.TITLES)
 def test_a_path_through_the_core_runs_as_one_notebook(path, published, colab, tmp_path):
     run = as_in_colab(path, published, colab, tmp_path / "machine", False)
-    known_programs(run, {stop.chapter for stop in core.path(BOOK, path)}, colab)
-    with stoppable() as stop:
+    chapters = () if runs.known(run) else {stop.chapter for stop in core.path(BOOK, path)}
+    with programs_of(chapters, run, colab), stoppable() as stop:
         (report,) = runs.run([run], progress=Progress(), stop=stop)
     found = report.data
     assert report.ok, (

@@ -84,7 +84,7 @@ DRAWN = {
 
 
 @contract(
-    "context", "empty", "absorb", "finish", draws=20, quick=True,
+    "context", "empty", "absorb", "finish", draws=40, quick=True,
     keys=[0, 1, 5], queries=[1, 3], heads=[2, 4], kind=KINDS, dtype=["float32", "bfloat16"],
     sees=["all", "none", "some"],
 )  # fmt: skip
@@ -116,7 +116,7 @@ def test_absorb(empty, absorb, finish, keys, queries, heads, kind, dtype, sees, 
         close(actual[~lost], expected[~lost], 3e-2 if dtype == "bfloat16" else 2e-5)
 
 
-@contract("context", "ring_attention", draws=10, **DRAWN)
+@contract("context", "ring_attention", draws=20, **DRAWN)
 def test_ring_attention(ring_attention, **case):
     """`ring_attention` takes shards of equal length, with tokens in any order, which the positions
     `at` give, on any number of devices along `axis`.
@@ -124,7 +124,7 @@ def test_ring_attention(ring_attention, **case):
     try_attention(ring_attention, heads=2, kv_heads=2, **case)
 
 
-@contract("context", "balanced", draws=10, **DRAWN)
+@contract("context", "balanced", draws=20, **DRAWN)
 def test_balanced(balanced, **case):
     """`balanced` takes what `ring_attention` does, with an even number of tokens on each device; it
     also returns the number of pairs that it has not skipped.
@@ -133,7 +133,7 @@ def test_balanced(balanced, **case):
         try_attention(balanced, heads=2, kv_heads=2, **case)
 
 
-@contract("context", "absorb_in_chunks", draws=10, size=[0, 1, 2, 3, 64], **DRAWN)
+@contract("context", "absorb_in_chunks", draws=20, size=[0, 1, 2, 3, 64], **DRAWN)
 def test_absorb_in_chunks(absorb_in_chunks, size, **case):
     """`absorb_in_chunks` takes what `absorb` does, with a block of keys that chunks of `size`
     divide.
@@ -144,7 +144,7 @@ def test_absorb_in_chunks(absorb_in_chunks, size, **case):
         try_attention(ring, heads=2, kv_heads=2, absorb=absorb, **case)
 
 
-@contract("context", "ulysses", draws=15, heads=[2, 6, 8], kv_heads=[1, 2], **DRAWN)
+@contract("context", "ulysses", draws=30, heads=[2, 6, 8], kv_heads=[1, 2], **DRAWN)
 def test_ulysses(ulysses, heads, kv_heads, devices, **case):
     """`ulysses` takes shards of equal length, with numbers of heads that the devices along `axis`
     divide.

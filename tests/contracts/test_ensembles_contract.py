@@ -26,7 +26,7 @@ def diagnostic(name, devices, check=True):
 
 
 @contract(
-    "ensembles", "centred", "split_rhat", draws=30, devices=DEVICES, shape=SHAPES, kind=KINDS,
+    "ensembles", "centred", "split_rhat", draws=60, devices=DEVICES, shape=SHAPES, kind=KINDS,
     check=[True, False], dtype=["float32", "bfloat16"], level=[0.1, 1 / 3, -7.0],
 )  # fmt: skip
 def test_split_rhat(devices, shape, kind, check, dtype, level):
@@ -60,7 +60,7 @@ def autoregressive(phi, chains, steps, seed):
 
 
 @contract(
-    "ensembles", "effective_size", draws=20, devices=DEVICES, chains=[1, 4],
+    "ensembles", "effective_size", draws=40, devices=DEVICES, chains=[1, 4],
     steps=[3, 5, 2000], phi=[-0.99, -0.9, -0.5, 0.0, 0.5, 0.9],
     kind=["known", "known", "zeros", "nan"], scale=[1e-22, 1.0, 1e20],
 )  # fmt: skip
@@ -103,7 +103,7 @@ def slopes(devices, check):
 
 
 @contract(
-    "ensembles", "as_varying", "summed", draws=15, devices=DEVICES, rows=[0, 1, 5],
+    "ensembles", "as_varying", "summed", draws=30, devices=DEVICES, rows=[0, 1, 5],
     labels=["float32", "int32"], kind=["normal", "zeros", "tiny", "nan"], check=[True, False],
 )  # fmt: skip
 def test_summed(devices, rows, labels, kind, check, seed):
@@ -171,7 +171,7 @@ def try_sampler(name, where, value, seed):
 SIDES = {"where": ["nowhere", "right", "everywhere"], "value": ["nan", "-inf"]}
 
 
-@contract("ensembles", "walk", draws=10, **SIDES)
+@contract("ensembles", "walk", draws=12, **SIDES)
 def test_walk(where, value, seed):
     """`walk` takes the log density as a function of a vector. No chain moves to a point at which
     the log density is NaN or −inf. A chain that starts at such a point leaves it as soon as a
@@ -180,7 +180,7 @@ def test_walk(where, value, seed):
     try_sampler("walk", where, value, seed)
 
 
-@contract("ensembles", "hmc", draws=10, **SIDES)
+@contract("ensembles", "hmc", draws=12, **SIDES)
 def test_hmc(where, value, seed):
     """`hmc` takes a function that returns the log density of a vector and the gradient of the log
     density, here called its slope. A chain that starts at a point where one of the two is NaN
@@ -190,7 +190,7 @@ def test_hmc(where, value, seed):
 
 
 @contract(
-    "ensembles", "weigh", "resample", draws=40, quick=True,
+    "ensembles", "weigh", "resample", draws=80, quick=True,
     rows=[0, 1, 7, 1000], more=[0, 0, 0, 1], columns=[0, 3], around=[0.0, -2000.0, 700.0],
     kind=["normal", "zeros", "few", "none", "nan", "+inf"], dtype=["float32", "bfloat16", "int32"],
 )  # fmt: skip
@@ -238,7 +238,7 @@ def jitted(f):
 
 
 @contract(
-    "ensembles", "over_islands", draws=20, quick=True,
+    "ensembles", "over_islands", draws=40, quick=True,
     devices=DEVICES, times=[1, 6], dead=[0.0, 0.1, 1.0], value=["nan", "-inf"],
     around=[0.0, -500.0, 90.0], check=[True, False],
 )  # fmt: skip

@@ -84,7 +84,7 @@ def choosing(choose, top):
 
 
 @contract(
-    "experts", "choose", draws=40,
+    "experts", "choose", draws=80,
     tokens=[0, 1, 7], count=[1, 2, 5], top=[0, 1, 2, 3, 5], kind=[*KINDS, "huge"],
     router=["normal", "one", "nan"], dtype=["float32", "bfloat16"],
 )  # fmt: skip
@@ -115,7 +115,7 @@ def test_choose(choose, tokens, count, top, kind, router, dtype):
 
 
 @contract(
-    "experts", "assign_slots", "dispatch", "combine", draws=40,
+    "experts", "assign_slots", "dispatch", "combine", draws=80,
     tokens=[0, 1, 7], count=[1, 3, 8], top=[1, 2], capacity=[0, 1, 2, 50], kind=KINDS,
     dtype=["float32", "bfloat16"], one=[True, False],
 )  # fmt: skip
@@ -169,7 +169,7 @@ def is_mixture(run, x, layer, top, dtype, groups=1, factor=None):
 
 
 @contract(
-    "experts", "moe", draws=20,
+    "experts", "moe", draws=40,
     tokens=[0, 1, 9], count=[1, 3, 8], own=[0, 0, 0, 1, -1], top=[1, 2, 3],
     factor=[*FACTORS, -1.0], kind=KINDS, router=["normal", "one", "nan"],
     dtype=["float32", "bfloat16"],
@@ -191,7 +191,7 @@ def jitted(f):
 
 
 @contract(
-    "experts", "across", draws=12,
+    "experts", "across", draws=25,
     devices=DEVICES, tokens=[1, 5], own=[1, 2], more=[0, 0, 0, 1], top=[1, 2, 3],
     factor=[0, 1.0, 1.25], kind=KINDS, router=["normal", "one"],
 )  # fmt: skip
@@ -246,7 +246,7 @@ def dense_gradient(top):
 
 
 @contract(
-    "experts", "dropless", "zeros", draws=10,
+    "experts", "dropless", "zeros", draws=20,
     devices=DEVICES, tokens=[1, 5], own=[1, 2], more=[0, 0, 0, 1], top=[1, 2],
     kind=KINDS, router=["normal", "one", "nan"], fault=[False, False, True],
 )  # fmt: skip
@@ -269,7 +269,7 @@ def test_dropless(dropless, devices, tokens, own, more, top, kind, router, fault
 
 
 @contract(
-    "experts", "sorted_mixture", "grouped_mlp", "sort_choices", "unsort", draws=15,
+    "experts", "sorted_mixture", "grouped_mlp", "sort_choices", "unsort", draws=30,
     tokens=[1, 9], count=[1, 3, 8], own=[0, 0, 1], top=[1, 2, 3], kind=KINDS,
     router=["normal", "one", "nan"], dtype=["float32", "bfloat16"], fault=[False, False, True],
 )  # fmt: skip
@@ -285,7 +285,7 @@ def test_sorted_mixture(sorted_mixture, tokens, count, own, top, kind, router, d
 
 
 @contract(
-    "experts", "offsets", draws=30, quick=True,
+    "experts", "offsets", draws=60, quick=True,
     devices=st.integers(1, 5), own=[0, 1, 2, 3], more=[0, 0, 1], high=[1, 2, 9],
 )  # fmt: skip
 def test_offsets(offsets, seed, devices, own, more, high):
@@ -305,7 +305,7 @@ def test_offsets(offsets, seed, devices, own, more, high):
 
 
 @contract(
-    "experts", "update", draws=30, quick=True,
+    "experts", "update", draws=60, quick=True,
     count=[1, 2, 5, 8], rows=[None, None, None, 1, 3], high=[1, 2, 3, 5000],
     dtype=["float32", "bfloat16"], in_jit=[True, False],
 )  # fmt: skip
@@ -325,7 +325,7 @@ def test_update(update, seed, count, rows, high, dtype, in_jit):
 
 
 @contract(
-    "experts", "padded", draws=10,
+    "experts", "padded", draws=20,
     devices=[1, 2, 3, 8], own=[1, 2], high=[1, 2, 5], kind=["normal", "nan", "inf", "ones"],
     dtype=["float32", "bfloat16", "int32"], check=[True, False], most=[None, None, 0, 2, 4],
 )  # fmt: skip

@@ -19,7 +19,7 @@ def program(f, **keywords):
 
 
 @contract(
-    "particles", "ring_pull", draws=15,
+    "particles", "ring_pull", draws=30,
     devices=DEVICES, bodies=[0, 1, 5], kind=KINDS, masses=KINDS, check=[True, False],
 )  # fmt: skip
 def test_ring_pull(ring_pull, devices, bodies, kind, masses, check):
@@ -59,7 +59,7 @@ def one_mesh(x, m, n):
 
 
 @contract(
-    "particles", "swap", "mesh_pull", draws=12,
+    "particles", "swap", "mesh_pull", draws=25,
     devices=DEVICES, n=[0, 1, 4, 6, 9], bodies=[0, 1, 4], kind=KINDS, check=[True, False],
 )  # fmt: skip
 def test_mesh_pull(mesh_pull, devices, n, bodies, kind, check):
@@ -80,7 +80,7 @@ def test_mesh_pull(mesh_pull, devices, n, bodies, kind, check):
 
 
 @contract(
-    "particles", "corners", "deposit", "interpolate", draws=15,
+    "particles", "corners", "deposit", "interpolate", draws=30,
     n=[1, 5, 8], bodies=[0, 6], kind=KINDS, dtype=["float32", "bfloat16"],
 )  # fmt: skip
 def test_deposit(deposit, interpolate, n, bodies, kind, dtype):
@@ -109,7 +109,7 @@ def test_deposit(deposit, interpolate, n, bodies, kind, dtype):
 
 
 @contract(
-    "particles", "pack", draws=40,
+    "particles", "pack", draws=80,
     rows=[0, 1, 12], count=[1, 5, 300], capacity=[1, 3],
     dtype=["float32", "bfloat16", "int32", "uint32", "bool"],
     of_bins=["int32", "int32", "int8", "uint8", "uint32", "float32"],
@@ -141,7 +141,7 @@ BOXES = ((1, 3, 3), (1, 2, 3), (2, 2, 5), (3, 1, 4), (8, 1, 3), (3, 3, 2))
 
 
 @contract(
-    "particles", "step", draws=25,
+    "particles", "step", draws=50,
     shape=BOXES, capacity=[1, 6], count=[0, 1, 5, 30], kind=[*KINDS, "edge", "edge"],
 )  # fmt: skip
 def test_step(step, shape, capacity, count, kind, seed):

@@ -32,7 +32,7 @@ def assert_can_run(steps, n, M, v=1):
     return 1 + max(when.values())
 
 
-@contract("pipeline", "all_forward", "gpipe", draws=50, quick=True, n=STAGES, M=MICROS)
+@contract("pipeline", "all_forward", "gpipe", draws=100, quick=True, n=STAGES, M=MICROS)
 def test_gpipe(all_forward, gpipe, n, M):
     """`gpipe` and `all_forward` take any number of stages and of micro-batches, from one."""
     steps = gpipe(n, M)
@@ -40,7 +40,7 @@ def test_gpipe(all_forward, gpipe, n, M):
     assert {at: step for at, step in steps.items() if step[0] == "F"} == all_forward(n, M)
 
 
-@contract("pipeline", "one_f_one_b", draws=50, quick=True, n=STAGES, M=MICROS)
+@contract("pipeline", "one_f_one_b", draws=100, quick=True, n=STAGES, M=MICROS)
 def test_one_f_one_b(one_f_one_b, n, M):
     """`one_f_one_b` takes any number of stages and of micro-batches, from one."""
     steps = one_f_one_b(n, M)
@@ -52,7 +52,7 @@ def test_one_f_one_b(one_f_one_b, n, M):
 
 
 @contract(
-    "pipeline", "interleaved", draws=50, quick=True, n=STAGES, M=MICROS, v=st.integers(1, 4)
+    "pipeline", "interleaved", draws=100, quick=True, n=STAGES, M=MICROS, v=st.integers(1, 4)
 )  # fmt: skip
 def test_interleaved(interleaved, n, M, v):
     """`interleaved` takes any number of devices, of micro-batches and of stages on each device; if
@@ -119,7 +119,7 @@ def is_step(name, n, M, rows, layers, other, nan, rest=(), stages=None, order=No
         close(gradients, right, 1e-4)
 
 
-@contract("pipeline", "gpipe_loss", draws=10, **STEPS)
+@contract("pipeline", "gpipe_loss", draws=12, **STEPS)
 def test_gpipe_loss(**case):
     """`gpipe_loss` takes a mesh with an axis `stage` of any size that divides the number of layers.
     The number of micro-batches must divide the number of sequences, and may be smaller than the
@@ -128,7 +128,7 @@ def test_gpipe_loss(**case):
     is_step("gpipe_loss", **case)
 
 
-@contract("pipeline", "grad_1f1b", "add_ends", draws=10, **STEPS)
+@contract("pipeline", "grad_1f1b", "add_ends", draws=12, **STEPS)
 def test_grad_1f1b(**case):
     """`grad_1f1b` takes what `gpipe_loss` does, without an axis `data`, and returns the loss and
     its gradients.
@@ -137,7 +137,7 @@ def test_grad_1f1b(**case):
 
 
 @contract(
-    "pipeline", "interleaved_loss", "stored_order", draws=10, v=[0, 1, 2, 3], **STEPS
+    "pipeline", "interleaved_loss", "stored_order", draws=12, v=[0, 1, 2, 3], **STEPS
 )  # fmt: skip
 def test_interleaved_loss(stored_order, n, v, **case):
     """`interleaved_loss` takes what `grad_1f1b` does, `v` stages on each device, and layers in the

@@ -25,7 +25,7 @@ pytestmark = reads("zero")
 
 
 @contract(
-    "zero", "shard_matrices", "name_of", draws=50, quick=True,
+    "zero", "shard_matrices", "name_of", draws=100, quick=True,
     devices=DEVICES, shape=[
         (), (5,), (0,), (0, 9), (3, 0), (2, 40, 24), (3, 40, 25), (2, 41, 25), (2, 9, 250),
         (48, 48), (1, 1009),
@@ -49,7 +49,7 @@ def test_shard_matrices(shard_matrices, devices, shape):
 
 
 @contract(
-    "zero", "scatter", "to_varying", "varies", draws=30,
+    "zero", "scatter", "to_varying", "varies", draws=60,
     devices=DEVICES, rows=[0, 1, 24, 20], sharded=[True, False], already=[False, False, True],
     kind=["normal", "ones", "tiny", "huge", "nan", "inf"], dtype=["float32", "bfloat16"],
     check_vma=[True, False],
@@ -173,7 +173,7 @@ def step_is_right(name, sizes, size, rows, fault, tables, *first, tolerance=2e-4
             close(after["parameters"], right["parameters"], 1e-3)
 
 
-@contract("zero", "zero2_step", draws=10, devices=DEVICES, **STEPS)
+@contract("zero", "zero2_step", draws=12, devices=DEVICES, **STEPS)
 def test_zero2_step(devices, size, rows, fault, tables):
     """`zero2_step` takes the parameters' specs and any number of devices that divide the batch; it
     refuses a size that they do not divide and an integer among the parameters.
@@ -181,7 +181,7 @@ def test_zero2_step(devices, size, rows, fault, tables):
     step_is_right("zero2_step", (devices,), size, rows, fault, tables)
 
 
-@contract("zero", "fsdp_step", "gather_layer", draws=10, devices=DEVICES, **STEPS)
+@contract("zero", "fsdp_step", "gather_layer", draws=12, devices=DEVICES, **STEPS)
 def test_fsdp_step(devices, size, rows, fault, tables):
     """`fsdp_step` takes what `zero2_step` does, but any parameter may be sharded, except along the
     dimension over which the scan loops.
@@ -190,7 +190,7 @@ def test_fsdp_step(devices, size, rows, fault, tables):
 
 
 @contract(
-    "zero", "hsdp_step", draws=10,
+    "zero", "hsdp_step", draws=12,
     sizes=[(1, 1), (1, 4), (3, 1), (2, 4), (2, 2)], **STEPS,
 )  # fmt: skip
 def test_hsdp_step(sizes, size, rows, fault, tables):
@@ -201,7 +201,7 @@ def test_hsdp_step(sizes, size, rows, fault, tables):
 
 
 @contract(
-    "zero", "mixed_step", "cast_first", "cast_last", draws=10,
+    "zero", "mixed_step", "cast_first", "cast_last", draws=12,
     cast=["cast_first", "cast_last"], devices=DEVICES, **STEPS,
 )  # fmt: skip
 def test_mixed_step(cast, devices, size, rows, fault, tables):

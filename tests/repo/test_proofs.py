@@ -88,9 +88,15 @@ class Repository:
         return {proof["unit"]: proof["read"] for proof in map(proofs.read_proof, files)}
 
 
-WAIT_FOR_PROOF = """    from pathlib import Path
-    while not list(Path("_build/proofs").glob("*.json")):
-        pass
+KILLS = """
+import os, signal, time
+from pathlib import Path
+
+def test_two():
+    end = time.monotonic() + 60
+    while not list(Path("_build/proofs").glob("*.json")) and time.monotonic() < end:
+        time.sleep(0.01)
+    os.kill(PROCESS, signal.SIGKILL)
 """
 TODAY = f"{datetime.now(UTC).date()}"
 
@@ -190,15 +196,10 @@ def test_what_failed_was_skipped_or_did_not_all_run_is_not_proved(repository):
     assert repository.run("tests/test_one.py") == "2 passed"
 
 
-@pytest.mark.parametrize("processes", ["0", "2"])
-def test_a_run_that_is_killed_has_proved_what_had_passed(repository, processes):
+@pytest.mark.parametrize(("processes", "killed"), [("0", "os.getpid()"), ("2", "os.getppid()")])
+def test_a_run_that_is_killed_has_proved_what_had_passed(repository, processes, killed):
     repository.write("tests/test_one.py", "def test_one():\n    pass\n")
-    kill = "import os, signal\n\ndef test_two():\n    os.kill({}, signal.SIGKILL)\n"
-    boss = "os.getpid()" if processes == "0" else "os.getppid()"
-    wait = "" if processes == "0" else WAIT_FOR_PROOF
-    repository.write(
-        "tests/test_two.py", kill.format(boss).replace("    os.kill", f"{wait}    os.kill")
-    )
+    repository.write("tests/test_two.py", KILLS.replace("PROCESS", killed))
     with pytest.raises(AssertionError):
         repository.run("--proofs", "use", "--numprocesses", processes, "--dist", "loadfile")
     assert "tests/test_one.py" in repository.proofs()

@@ -682,7 +682,7 @@ RECORDINGS = {
 }
 
 
-ASKS_AND_READS = r"src/shardlab/(pods/pod|programs/(collectives|flops|hlo|kernels|timeline)|machines/hardware)\.py|requirements\.txt"  # noqa: E501
+ASKS_AND_READS = r"src/shardlab/(pods/pod|programs/\w+|costs/communication/\w+|machines/hardware)\.py|requirements\.txt"  # noqa: E501
 
 
 def compiling(name):
