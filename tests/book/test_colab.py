@@ -303,12 +303,24 @@ def without_git(machine, path):
     return f"{git.parent}{os.pathsep}{path}"
 
 
+# Each notebook has the cells of a chapter, which run for its page in any case. So most of them run
+# in Colab's replica where one of these files has changed, or the chapter has; on GitHub all do.
+ALWAYS = {"start", "arrays", FROM_ARCHIVE, RESTARTED}
+SHARED_FILES = (
+    "src/.*|tests/(conftest|(tools|book)/.*)[.](py|toml)|pyproject[.]toml|requirements.txt"
+)
+
+OF_CORE = {stop.chapter for stop in core.path(BOOK, "evening")}
+
+
 def of_notebooks(names):
     """Parameters for tests, each a part of its notebook's unit: names of chapters, or labels of
     exercises.
     """
     chapters = {name: EXERCISES[name].name if name in EXERCISES else name for name in names}
     marks = {name: [pytest.mark.unit(f"notebook {chapter}")] for name, chapter in chapters.items()}
+    for name in (name for name in chapters if chapters[name] not in ALWAYS):
+        marks[name].append(pytest.mark.of_changes(rf"book/{chapters[name]}\.md|{SHARED_FILES}"))
     for label in marks.keys() & EXERCISES.keys():
         marks[label].append(pytest.mark.of_chapter(chapters[label]))
     return [pytest.param(name, marks=marks[name]) for name in chapters]
@@ -328,6 +340,7 @@ def test_a_notebook_runs_and_runs_again(name, reports, request):
     assert found["cells"] == before(name) + (1 + (name in again(request.config))) * cells
 
 
+@pytest.mark.of_changes(rf"book/(core[.]yml|({'|'.join(sorted(OF_CORE))})[.]md)|{SHARED_FILES}")
 @pytest.mark.parametrize("path", core.TITLES)
 def test_a_path_through_the_core_runs_as_one_notebook(path, published, colab, tmp_path):
     run = as_in_colab(path, published, colab, tmp_path / "machine", False)

@@ -654,6 +654,7 @@ from jax.experimental.multihost_utils import sync_global_devices
 for step in range(20):
     sync_global_devices(f"step {step}")
     if jax.process_index() == 5 and step == 3:
+        open(sys.argv[0] + ".left", "w").close()
         HOW
 """
 
@@ -662,9 +663,8 @@ for step in range(20):
 def test_an_exit_of_one_process_ends_the_job_as_an_exception_does(cluster, how):
     program = cluster.folder / "leaves.py"
     program.write_text(LEAVES.replace("HOW", how))
-    begin = time.monotonic()
     job = cluster.wait(cluster.submit(FOLDER / "two-nodes.sbatch", program, PYTHONPATH=str(FOLDER)))
-    seconds = time.monotonic() - begin
+    seconds = time.time() - program.with_name("leaves.py.left").stat().st_mtime
     # what others say of lost connections comes later
     (first, *_) = re.findall(r"^\d: .*(?:Error|SystemExit|Traceback).*", job.output, re.MULTILINE)
     assert first == "5: process 5 on node2: SystemExit: bad data", job.output
@@ -696,7 +696,9 @@ def test_an_address_that_cannot_be_the_coordinator_s_is_told_at_once(
     begin, script = time.monotonic(), FOLDER / "two-nodes.sbatch"
     job = cluster.wait(cluster.submit(script, program, JAX_COORDINATOR_ADDRESS=address))
     assert job.state == "FAILED" and says in job.output, job.output
-    assert "Segmentation fault" not in job.output and time.monotonic() - begin < 45
+    assert "Segmentation fault" not in job.output
+    # JAX waits for 300 s; a busy machine takes long to start Python eight times
+    assert time.monotonic() - begin < 200
 
 
 def test_preflight_names_a_host_whose_own_name_is_a_loopback_address(cluster):
@@ -706,10 +708,9 @@ def test_preflight_names_a_host_whose_own_name_is_a_loopback_address(cluster):
         text = others if node == "node2" else Path("/etc/hosts").read_text()
         (cluster.folder / f"hosts-{node}").write_text(text)
     mount = f"mount --bind {cluster.folder}/hosts-$(hostname) /etc/hosts"
-    begin = time.monotonic()
     script = with_python(cluster, "loopback", mount)
     job = cluster.wait(cluster.submit(script, "preflight.py", "--processes", 8))
-    assert job.state == "FAILED" and time.monotonic() - begin < 45, job.output
+    assert job.state == "FAILED" and "has waited" not in job.output, job.output
     assert (
         "0: FAIL network: no other host reaches processes 4, 5, 6 and 7: there the name node2 is "
         "127.0.1.1, a loopback address"
