@@ -474,7 +474,11 @@ class _Follower:
     def _results(self, equation, values, times, within, manual):
         name = equation.primitive.name
         for value in values:
-            if value.contested and name not in _CONSTRAINTS:
+            if (
+                value.contested
+                and name not in _CONSTRAINTS
+                and not _is_decided(value, equation, values)
+            ):
                 self.shown.contested.setdefault(value.contested[0], value.contested[1:])
         inside = self._of_what_it_contains(equation, values, times, within, manual)
         is_simple = name in {*_ELEMENTWISE, "one_minus_square"} or (  # of the gradient of tanh
@@ -890,7 +894,8 @@ class _Follower:
             for n in (n for n in range(len(other.axes)) if n not in met):
                 if len(other.axes[n]) == len(other.axes[e]) == 1:
                     kept, inner = other.axes[n][0], other.axes[e][0]
-                    is_lost = inner in one.named | one.mixed or one.axes[d]
+                    lost = {loss.axis for loss in one.lost}  # by a constraint, which is at fault
+                    is_lost = inner in one.named | one.mixed | lost or one.axes[d]
                     if kept in own and not is_lost:
                         better = list(other.axes)
                         better[n], better[e] = better[e], better[n]
@@ -1064,6 +1069,19 @@ class _Follower:
             place = Site(*frames[0], tuple(frames[1:])) if frames else Site()
             self.places[id(traceback)] = traceback, place
         return self.places[id(traceback)][1]
+
+
+def _is_decided(value, equation, values):
+    """Whether the other operand of an element-wise operation, such as what a residual is added to,
+    has the axis that a value gets along two dimensions along the first of them alone: so that
+    operand decides.
+    """
+    axis = value.contested[0]
+    first = next(d for d, axes in enumerate(value.axes) if axis in axes)
+    return equation.primitive.name in _ELEMENTWISE and any(
+        other.is_known and [d for d, axes in enumerate(other.axes) if axis in axes] == [first]
+        for other in values
+    )
 
 
 def _is_backward(equation):

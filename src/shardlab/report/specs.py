@@ -71,10 +71,13 @@ def lost_axes(
     for loss, places in (*inheritance.repeated.items(), *of_batch.items()):
         if loss.kind != "constraint" or places.total() < _LEAST * inheritance.flops:
             continue
-        place = loss.place.file, loss.place.line
-        is_gathered = any(
-            (move.file, move.line) == place and loss.axis in (move.axes or move.within or ())
-            for move in moves
+        along = [move for move in moves if loss.axis in (move.axes or move.within or ())]
+        is_gathered = any(is_at(move, loss.place) for move in along)
+        # A constraint in a helper: the compiler has gathered the product's weight in its own line.
+        is_gathered |= any(
+            (move.file, move.line) in loss.place.callers[:1]
+            and (move.kind, move.phase) == ("all-gather", "forward")
+            for move in along
         )
         if is_gathered or any((one.file, one.line) in again for one in places):
             group = groups.setdefault((loss.place, loss.spec, loss.type), [])

@@ -551,6 +551,26 @@ def last_logits_of_all():
     return on_two(loss=of)
 
 
+@mistake("constraint without an axis", "lacks model", 'P("data", None, "model")')
+def logits_whole():
+    """After a residual that is constrained as a sum, and by a helper."""
+    mesh = grid((4, 2), ("data", "model"))
+    constrain = constraining(mesh)
+
+    def loss(w, x):
+        h = constrain(jax.nn.gelu(normalised(x, 1) @ w["up"]), "data", None, "model")
+        x = constrain(x + h @ w["down"], "data", None, None)
+        logits = constrain(x @ w["out"], "data", None, None)
+        return jnp.mean(jax.nn.logsumexp(logits, -1) - logits[..., 0])
+
+    def step(w, x):
+        return jax.tree.map(lambda w, g: w - 0.1 * g, w, jax.grad(loss)(w, x))
+
+    w = {"up": struct(mesh, (D, F), "data", "model"), "down": struct(mesh, (F, D), "model", "data")}
+    w |= {"out": struct(mesh, (D, 16 * V), "data", "model")}
+    return jax.jit(step, donate_argnums=0), (w, struct(mesh, (B, T, D), "data"))
+
+
 @mistake("data without an axis", "tokens is not sharded over data, nor are other data")
 def batch_on_no_axis():
     mesh = grid((8,), ("data",))
