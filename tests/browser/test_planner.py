@@ -71,6 +71,19 @@ def test_policies_of_maxtext_and_megatron_are_planned_by_their_names(bare):
     compare_plans(cases, solve(bare, "plan", cases))
 
 
+def test_a_sliding_window_saves_what_it_saves_in_the_command(bare):
+    cases = [
+        case | {"name": replace(model, name="own"), "model": sizes, "sequence": sequence}
+        for case, sequence in zip(plan_cases()[40:], (2048, 8192, 32_768), strict=False)
+        for config in CONFIGS
+        if (model := models.from_config(config)).local_layers
+        for sizes in [{n: s for n, s in asdict(model).items() if n != "name"}]
+    ]
+    assert len(cases) >= 12
+    answers = solve(bare, "plan", [{n: s for n, s in c.items() if n != "name"} for c in cases])
+    compare_plans(cases, answers)
+
+
 def size_of(text):
     """The bytes that the page writes with two digits."""
     number, unit = text.split()
@@ -330,6 +343,18 @@ CONFIGS = [
     | {"model_type": "olmoe", "num_experts": 64, "num_experts_per_tok": 8}
     | {"tie_word_embeddings": False},
     DENSE | {"model_type": "granite", "tie_word_embeddings": True},
+    DENSE | {"model_type": "mistral", "sliding_window": 4096, "tie_word_embeddings": False},
+    DENSE | {"model_type": "mistral", "sliding_window": 64, "tie_word_embeddings": False}
+    | {"layer_types": ["sliding_attention", "full_attention"] * 16},
+    *(
+        DENSE | {"model_type": "qwen2", "sliding_window": 4096, "tie_word_embeddings": False} | more
+        for more in (
+            {"use_sliding_window": False},
+            {"use_sliding_window": True},
+            {"use_sliding_window": True, "max_window_layers": 20},
+            {"use_sliding_window": True, "max_window_layers": 64},
+        )
+    ),
     DENSE | {"model_type": "seed_oss", "head_dim": 128, "num_attention_heads": 40},
     DENSE
     | {"model_type": "minimax_m2", "num_local_experts": 256, "num_experts_per_tok": 8}

@@ -15,9 +15,10 @@ explorer.fromConfig = (text) => {
   if (typeof config !== "object" || !config || Array.isArray(config)) return wrong("this is no table of sizes, as a config.json is");
   const { types, keys } = explorer.data;
   const type = String(config.model_type ?? "");
-  if (!types.includes(type)) {
-    const near = nearest(type, types);
-    return wrong(`model_type is “${type}”; this page reads ${types.join(", ")}${near ? `; did you mean “${near}”?` : ""}; shardlab plan ` +
+  const local = types[type]; // which layers have a window: "all", "upper" or ""
+  if (local === undefined) {
+    const known = Object.keys(types), near = nearest(type, known);
+    return wrong(`model_type is “${type}”; this page reads ${known.join(", ")}${near ? `; did you mean “${near}”?` : ""}; shardlab plan ` +
       "with the path of a config.json may know more");
   }
   const sizes = { gated: true, tied: config.tie_word_embeddings === true };
@@ -35,6 +36,12 @@ explorer.fromConfig = (text) => {
   const missing = required.find((size) => !sizes[size]);
   if (missing) return wrong(`the configuration has no ${missing}: ${keys[missing].join(" or ")}`);
   for (const size of Object.keys(keys)) sizes[size] ??= 0;
+  const { layers, window } = sizes, kinds = config.layer_types;
+  if (Array.isArray(kinds) && kinds.length !== layers) return wrong(`layer_types has ${kinds.length} entries for ${layers} layers`);
+  sizes.local_layers = !window || !local || (local === "upper" && config.use_sliding_window !== true) ? 0
+    : kinds ? kinds.filter((kind) => kind === "sliding_attention").length
+    : layers - (local === "upper" ? Math.min(config.max_window_layers ?? 28, layers) : 0);
+  if (!sizes.local_layers) sizes.window = 0;
   return sizes;
 };
 })(window.explorer = window.explorer || {});

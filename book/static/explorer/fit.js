@@ -177,8 +177,10 @@ function sizesOf({ layers, d_model: d, d_ff: f, heads, kv_heads: kv, head_dim, v
 
 // FLOPs of a token: of a forward pass, of what is computed again, and of its scores in a layer.
 function flopsOf(model, { attention, ff, mixed, each, multiplied }, sequence, recomputes) {
-  const { layers, d_model: d, heads, kv_heads: kv, head_dim, gated, experts, experts_per_token: chosen, rope_dim = 0 } = model;
-  const scores = sequence * heads * (4 * head_dim + 2 * rope_dim);
+  const { layers, d_model: d, heads, kv_heads: kv, head_dim, gated, experts, experts_per_token: chosen, rope_dim = 0,
+    window = 0, local_layers: local = 0 } = model;
+  const attended = (min(sequence, window) * local + sequence * (layers - local)) / layers;
+  const scores = attended * heads * (4 * head_dim + 2 * rope_dim);
   const routed = experts ? 2 * chosen * each * mixed / layers : 0;
   const mlp = routed + (2 * ff - routed) * (gated ? 2 / 3 : 1 / 2); // nothing needs the last product again, but a router
   const [out, queries, keys] = [2 * d * heads * head_dim, heads * head_dim, kv * head_dim];
@@ -201,12 +203,15 @@ function unknownHost({ chip, remat }) {
 }
 
 // Why there is no such model.
-function notAModel({ layers, heads, kv_heads: kv, experts = 0, experts_per_token: chosen = 0, dense_layers: plain = 0 }) {
+function notAModel({ layers, heads, kv_heads: kv, experts = 0, experts_per_token: chosen = 0, dense_layers: plain = 0, window = 0,
+  local_layers: local = 0 }) {
   if (heads % kv) return wrong(`${heads} heads cannot share ${kv} kv_heads evenly; use a divisor`);
   if (experts && !(chosen >= 1 && chosen <= experts)) {
     return wrong(`experts_per_token is ${chosen}; use a number from 1 to ${experts}, the experts`);
   }
-  return plain > layers ? wrong(`dense_layers is ${plain}; use a number from 0 to ${layers}, the layers`) : null;
+  if (plain > layers) return wrong(`dense_layers is ${plain}; use a number from 0 to ${layers}, the layers`);
+  return local > layers * (window > 0) ? wrong(`local_layers is ${local} with a window of ${window}; use a number from 0 to ${layers}, ` +
+    "the layers, and 0 without a window") : null;
 }
 
 // Why there are no such adapters on a model.

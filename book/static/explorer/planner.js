@@ -4,7 +4,7 @@
 const { bar, bytesText, codeBox, figure, folded, fromConfig, g, gigabytes, h, meshText, pictures, plain, planCode, rect,
   share, sizesOf, table, text, timeText } = explorer;
 const ALL = ("layers d_model d_ff heads kv_heads head_dim vocab experts experts_per_token shared_experts expert_d_ff dense_layers " +
-  "kv_rank q_rank rope_dim").split(" "); // the sizes of a model
+  "kv_rank q_rank rope_dim window local_layers").split(" "); // the sizes of a model
 const STATE = { parameters: "bf16", gradients: "bf16", moments: "f32", master: "none" };
 const KEYS = [...("use model chip chips slices batch sequence remat tokens products overlap dispatch lora parameters gradients moments master prompt " +
   "output latency first weights cache reserve choice gated tied").split(" "), ...ALL];

@@ -55,6 +55,8 @@ OPTIONAL = (
     "kv_rank",
     "q_rank",
     "rope_dim",
+    "window",
+    "local_layers",
 )
 # What the page reads of a config.json of these types; `shardlab.models.from_config` reads more of
 # them.
@@ -78,6 +80,7 @@ KEYS = {
     "kv_rank": ["kv_lora_rank"],
     "q_rank": ["q_lora_rank"],
     "rope_dim": ["qk_rope_head_dim"],
+    "window": ["sliding_window"],
 }
 
 
@@ -111,7 +114,7 @@ def data() -> dict:
             "tested_chips": serving.TESTED_CHIPS,
             "powers": serving.POWERS,
         },
-        "types": TYPES,
+        "types": {kind: models.layers_with_window(kind) for kind in TYPES},
         "keys": KEYS,
     }
 

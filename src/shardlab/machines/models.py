@@ -597,6 +597,13 @@ def _of_type(kind, config, sizes):
     return own
 
 
+def layers_with_window(kind: str) -> str:
+    """Which layers of a `model_type` have a sliding window if its configuration has one: "all",
+    "half", and so on; "" for none.
+    """
+    return _TYPES[kind].local
+
+
 def _local_layers(known, config, sizes):
     """How many layers have a sliding window."""
     layers, types = sizes["layers"], config.get("layer_types")
