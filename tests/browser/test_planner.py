@@ -344,7 +344,8 @@ CONFIGS = [
     | {"tie_word_embeddings": False},
     DENSE | {"model_type": "granite", "tie_word_embeddings": True},
     DENSE | {"model_type": "mistral", "sliding_window": 4096, "tie_word_embeddings": False},
-    DENSE | {"model_type": "mistral", "sliding_window": 64, "tie_word_embeddings": False}
+    DENSE
+    | {"model_type": "mistral", "sliding_window": 64, "tie_word_embeddings": False}
     | {"layer_types": ["sliding_attention", "full_attention"] * 16},
     *(
         DENSE | {"model_type": "qwen2", "sliding_window": 4096, "tie_word_embeddings": False} | more
