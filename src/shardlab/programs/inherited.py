@@ -23,6 +23,7 @@ from shardlab.programs.kernels import inner_jaxprs
 from shardlab.programs.varying import (
     by_dimension,
     communicated,
+    is_backward,
     opened,
     own_frames,
     parts_of_scan,
@@ -484,7 +485,7 @@ class _Follower:
         is_simple = name in {*_ELEMENTWISE, "one_minus_square"} or (  # of the gradient of tanh
             inside is not None and name not in _BRANCHING
         )
-        if not is_simple and not _is_backward(equation):
+        if not is_simple and not is_backward(equation):
             self.shown.needed.update(*(value.spread for value in values))
         if inside is not None:
             return inside
@@ -942,7 +943,7 @@ class _Follower:
                     value.argument,
                 )
                 lost.add(loss)
-                if after and value.argument is None and not _is_backward(equation):
+                if after and value.argument is None and not is_backward(equation):
                     self.shown.replaced.setdefault(loss)
         is_known = value.is_known or not free
         gathered = result.gathered
@@ -957,7 +958,7 @@ class _Follower:
         )
         lost = frozenset(lost)
         # not the backward pass of one, as that of the weights which FSDP gathers
-        is_written = not _is_backward(equation)
+        is_written = not is_backward(equation)
         for loss in value.spread if is_written else ():
             if loss.axis in new[loss.dimension]:
                 self.shown.regained.setdefault(loss, self._place(equation))
@@ -1082,10 +1083,6 @@ def _is_decided(value, equation, values):
         other.is_known and [d for d, axes in enumerate(other.axes) if axis in axes] == [first]
         for other in values
     )
-
-
-def _is_backward(equation):
-    return "transpose(" in str(equation.source_info.name_stack)
 
 
 def _without(entries, axis):

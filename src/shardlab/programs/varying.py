@@ -22,6 +22,7 @@ __all__ = [
     "by_dimension",
     "communicated",
     "communicated_along",
+    "is_backward",
     "mismatches",
     "opened",
     "own_frames",
@@ -133,7 +134,7 @@ def _of_a_map(equation):
     )
     marked = [(kind, places[:1]) for kind, places in kinds]
     if not equation.params.get("check_vma", True):
-        is_whole = "transpose(" in str(equation.source_info.name_stack)
+        is_whole = is_backward(equation)
         equal = [
             (axes, place) for axes, place, in_backward in walk.equal if is_whole or in_backward
         ]
@@ -415,6 +416,11 @@ def parts_of_scan(equation: Any, body: Any) -> tuple[int, int]:
 
 def _either(one, other):
     return one[0] | other[0], one[1] and other[1]
+
+
+def is_backward(equation: Any) -> bool:
+    """Whether an equation of a jaxpr belongs to a backward pass."""
+    return "transpose(" in str(equation.source_info.name_stack)
 
 
 def opened(jaxpr: Any) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardlab.programs.kernels import inner_jaxprs
-from shardlab.programs.varying import parts_of_scan
+from shardlab.programs.varying import is_backward, parts_of_scan
 
 __all__ = ["states"]
 
@@ -46,8 +46,7 @@ def states(jaxpr: Any) -> list[frozenset[int]]:
 
 def _is_differentiated(jaxpr):
     return any(
-        "transpose(" in str(equation.source_info.name_stack)
-        or any(map(_is_differentiated, inner_jaxprs(equation)))
+        is_backward(equation) or any(map(_is_differentiated, inner_jaxprs(equation)))
         for equation in jaxpr.eqns
     )
 
