@@ -142,8 +142,8 @@ def test_the_rates_are_said(site):
     using = BeautifulSoup((site / "using.html").read_text("utf-8"), "html.parser").get_text()
     *some, most = book.EXERCISE_MINUTES.values()
     said = (
-        f"read {book.WORDS_A_MINUTE} words or {book.LINES_A_MINUTE} lines of code in a minute, "
-        f"take a minute for each prediction, and {', '.join(map(str, some))} or {most} minutes"
+        f"read {book.WORDS_A_MINUTE} words or {book.LINES_A_MINUTE} lines of code in a minute, and "
+        f"take a minute for each prediction and {', '.join(map(str, some))} or {most} minutes"
     )
     assert said in " ".join(using.split()) and book.PREDICTION_MINUTES == 1
 
