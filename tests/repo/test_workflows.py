@@ -394,6 +394,7 @@ class Clone:
             "github.run_attempt": "1",
             "inputs.all && 'renew' || 'use'": "use",
             "inputs.all && '100' || '1'": "1",
+            "inputs.all && '--again' || ''": "",
             "matrix.tests": "tests/book/test_terms.py",  # for each part: a few tests that are quick
             **values,
         }

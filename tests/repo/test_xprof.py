@@ -35,8 +35,8 @@ def test_the_page_tells_what_was_recorded():
             assert one["count"] == 3
             seconds[rank, one["event"]] = one["total_duration_ps"] / 1e12
     told = re.search(
-        r"Process 0 spends ([\d.]+) s in three all-reduces, and process 2 only ([\d.]+) s, "
-        r"because it loads\s+for ([\d.]+) s",
+        r"Process 0 spends ([\d.]+) s in three all-reduces. Process 2 spends only ([\d.]+) s in "
+        r"them,\s+because it arrives last, having spent ([\d.]+) s",
         (ROOT / "book" / "watch.md").read_text("utf-8"),
     )
     found = seconds[0, "all-reduce"], seconds[2, "all-reduce"], seconds[2, "load"]
