@@ -319,8 +319,9 @@ def of_notebooks(names):
     """
     chapters = {name: EXERCISES[name].name if name in EXERCISES else name for name in names}
     marks = {name: [pytest.mark.unit(f"notebook {chapter}")] for name, chapter in chapters.items()}
-    for name in (name for name in chapters if chapters[name] not in ALWAYS):
-        marks[name].append(pytest.mark.of_changes(rf"book/{chapters[name]}\.md|{SHARED_FILES}"))
+    for name, chapter in chapters.items():
+        if chapter not in ALWAYS:
+            marks[name].append(pytest.mark.of_changes(rf"book/{chapter}\.md|{SHARED_FILES}"))
     for label in marks.keys() & EXERCISES.keys():
         marks[label].append(pytest.mark.of_chapter(chapters[label]))
     return [pytest.param(name, marks=marks[name]) for name in chapters]

@@ -398,6 +398,15 @@ def test_configurations_are_read_as_by_shardlab_models(bare):
             'hidden_size is "4096"; it should be',
         ),
         (json.dumps(DENSE | {"model_type": "llama", "vocab_size": 1.5}), "vocab_size is 1.5"),
+        *(
+            (
+                json.dumps(
+                    DENSE | {"model_type": "mistral", "sliding_window": 64, "layer_types": kinds}
+                ),
+                "write a list of 32 types",
+            )
+            for kinds in ("full_attention", ["sliding_attention"], {}, 3)
+        ),
         (
             json.dumps({"model_type": "llama", "hidden_size": 64}),
             "the configuration has no layers: num_hidden_layers",

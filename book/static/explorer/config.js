@@ -36,11 +36,15 @@ explorer.fromConfig = (text) => {
   const missing = required.find((size) => !sizes[size]);
   if (missing) return wrong(`the configuration has no ${missing}: ${keys[missing].join(" or ")}`);
   for (const size of Object.keys(keys)) sizes[size] ??= 0;
-  const { layers, window } = sizes, kinds = config.layer_types;
-  if (Array.isArray(kinds) && kinds.length !== layers) return wrong(`layer_types has ${kinds.length} entries for ${layers} layers`);
-  sizes.local_layers = !window || !local || (local === "upper" && config.use_sliding_window !== true) ? 0
-    : kinds ? kinds.filter((kind) => kind === "sliding_attention").length
-    : layers - (local === "upper" ? Math.min(config.max_window_layers ?? 28, layers) : 0);
+  const { layers, window } = sizes, kinds = config.layer_types ?? null;
+  sizes.local_layers = 0;
+  if (window && local && (local !== "upper" || config.use_sliding_window === true)) {
+    if (kinds !== null && !(Array.isArray(kinds) && kinds.length === layers)) {
+      return wrong(`layer_types is ${JSON.stringify(kinds).slice(0, 40)}; write a list of ${layers} types`);
+    }
+    const first = local === "upper" ? Math.min(config.max_window_layers ?? 28, layers) : 0;
+    sizes.local_layers = kinds ? kinds.filter((kind) => kind === "sliding_attention").length : layers - first;
+  }
   if (!sizes.local_layers) sizes.window = 0;
   return sizes;
 };
