@@ -11,13 +11,14 @@ from shardlab.programs.collectives import Collective
 from shardlab.programs.origins import CALLBACKS, Origin
 
 __all__ = [
-    "ASKED_FOR", "AT_INDICES", "FROM_ONE_TO_OTHER", "GOES_ALONG", "SAME", "cause", "is_agreed",
-    "is_expected", "is_manual",
+    "ASKED_FOR", "AT_INDICES", "FROM_ONE_TO_OTHER", "GOES_ALONG", "MEMBERS_CALLED", "SAME",
+    "cause", "is_agreed", "is_expected", "is_manual", "members_called",
 ]  # fmt: skip
 
 SAME = "every device computes the same"
 FROM_ONE_TO_OTHER = "the shards go from one dimension of the array to another"
 AT_INDICES = "an update at computed indices"
+MEMBERS_CALLED = "vmap calls the host for each of its members"
 ASKED_FOR = "asked for: a sharding constraint or a reshard"
 
 _RESHARDS = ("sharding_constraint", "reshard", "device_put", "with_sharding_constraint")
@@ -117,6 +118,16 @@ def cause(
                 )
         return f"shards go to other devices; {_not_known(origin)}"
     return ""
+
+
+def members_called(members: int) -> str:
+    """What causes the communication of a callback under `jax.vmap`, in words.
+
+    Args:
+      members: how many calls vmap makes of the callback; 0 if they are in a loop.
+    """
+    often = f"{members} times" if members else "in a loop"
+    return f"{MEMBERS_CALLED}, {often}: the values of each go to the one device that calls"
 
 
 def is_agreed(operands: Sequence[str], origin: Origin) -> bool:

@@ -26,6 +26,7 @@ from shardlab.report.causes import (
     AT_INDICES,
     FROM_ONE_TO_OTHER,
     GOES_ALONG,
+    MEMBERS_CALLED,
     SAME,
     is_agreed,
     is_manual,
@@ -52,6 +53,7 @@ __all__ = [
     "gathered_dimensions",
     "is_at",
     "kept_for_backward",
+    "of_apart",
     "of_arrays",
     "of_avoidable",
     "of_batch",
@@ -133,7 +135,7 @@ _HARM = (
     "columns after columns", "reshape of shards",
     "gathered before a cast", "gathered before an index", "full rematerialisation",
     "data without an axis", "repeated work",
-    "summed in a loop", "gathered in a loop", "gathered several times",
+    "summed in a loop", "summed apart", "gathered in a loop", "gathered several times",
     "sum larger than its operand", "loop that devices share", "indices gathered",
     "avoidable communication",
     "many small collectives", "result on one device",
@@ -1115,6 +1117,37 @@ def _summed_in_loops(moves, origins):
             )
 
 
+def of_apart(
+    moves: list[tuple[Collective, Instruction, Origin]], origins: Origins
+) -> Iterator[Finding]:
+    """Sums over devices that are only added up, as those of a Python loop over micro-batches: the
+    parts could be added first; `moves` as above.
+    """
+    places, total = {}, sum((move.times or 0) * (move.bytes or 0) for move, *_ in moves)
+    for move, start, origin in moves:
+        if start.kind.startswith("all-reduce") and _is_sum_of_parts(start) and move.bytes:
+            written = origin.operation in OPERATIONS
+            key = start.home.name, move.axes, *(() if written else (origin.file, origin.line))
+            places.setdefault(key, []).append((move, start, origin))
+    for (_, axes, *_), sums in places.items():
+        starts = [start for _, start, _ in sums]
+        devices = max(len(group) for move, *_ in sums for group in move.groups)
+        if any(origins.is_kept_in_shards(start, devices) for start in starts):
+            continue  # shards of each sum take less memory than the whole of one
+        terms, once = origins.added_up(starts)
+        sent = sum((move.times or 0) * move.bytes for move, *_ in sums)
+        saved = sent * (1 - once / terms) if terms else 0
+        if saved < max(_LEAST * total, 1024):
+            continue
+        along = f" along {' and '.join(axes)}" if axes else ""
+        yield Finding(
+            "summed apart",
+            f"{_place(sums[0][2])}{terms} sums{along} are only added up to {once}: let each device "
+            f"add its own parts first, and sum over devices once, which sends "
+            f"{bytes_text(round(sent - saved))} for {bytes_text(sent)}",
+        )
+
+
 def of_stacks(
     moves: list[tuple[Collective, Instruction, Origin]], origins: Origins
 ) -> Iterator[Finding]:
@@ -1336,6 +1369,8 @@ _REMEDIES = {
     "a callback runs on one device":
         "hand it a sum or a few elements, or call it in a shard_map, where each device hands over "
         "its shard",
+    MEMBERS_CALLED:
+        "call it outside vmap, once for the whole array, with a sum or a few elements of it",
     "random numbers, which JAX does not draw in shards":
         'set jax.config.update("jax_threefry_partitionable", True)',
     "two arrays with specs that clash": "give both the same spec",
@@ -1364,7 +1399,8 @@ def of_avoidable(moves: Sequence[Any]) -> Iterator[Finding]:
         sent, kinds, cause = groups.get(key, (0, (), move.cause))
         groups[key] = sent + (move.total or 0), (*kinds, move.kind), re.split("[:;]", cause)[0]
     for (file, line, words), (sent, kinds, cause) in groups.items():
-        if sent >= max(_AVOIDABLE * total, 1024):
+        # the few bytes of each member cost their latency
+        if words == MEMBERS_CALLED or sent >= max(_AVOIDABLE * total, 1024):
             several = _listed([f"{kind}s" for kind in sorted(set(kinds))])
             yield Finding(
                 "avoidable communication",
@@ -1439,7 +1475,8 @@ def of_many(moves: Sequence[Any]) -> Iterator[Finding]:
     Args:
       moves: the `shardlab.report.explain.Move`s.
     """
-    known = [move for move in moves if move.seconds is not None and move.times]
+    others = [move for move in moves if not move.cause.startswith(MEMBERS_CALLED)]
+    known = [move for move in others if move.seconds is not None and move.times]
     small = [move for move in known if move.bytes < _SMALL]
     times = sum(move.times for move in small)
     seconds, total = (sum(move.seconds for move in group) for group in (small, known))
