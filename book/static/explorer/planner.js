@@ -305,6 +305,8 @@ function serve(form) {
   const layout = layouts[Math.max(at, 0)];
   const { best, points, bands } = layout;
   const band = (of, n, write) => (of ? range(n, of.factor, write) : "no range is known");
+  const firstText = ({ sequences, expected: { first, burst } }) => timeText(first) + (sequences > 1 ? ` to ${timeText(burst)}` : "");
+  const firstBand = ({ first, burst }, of) => (of ? `${timeText(first / of.factor)} to ${timeText(burst * of.factor)}` : band());
   const said = (of) => (of ? of.words : "no range is known; fewer than eight published servers test it");
   const why = best.fits ? "no number of requests is as fast as asked for"
     : `one sequence needs ${gigabytes(best.total_bytes)}, and ${gigabytes(usable)} are there`;
@@ -316,7 +318,7 @@ function serve(form) {
       `${i + 1}. ${layoutText(each)}`);
     return [fitMark(each.best.fits), [button, h("small", {}, each.best.meets ? `${plain(each.best.requests)} requests`
       : each.best.fits ? "slower than asked for" : "not even one sequence")],
-      count(each.best.speed), timeText(each.best.expected.token), timeText(each.best.expected.first),
+      count(each.best.speed), timeText(each.best.expected.token), firstText(each.best),
       `${(each.best.total_bytes / 1e9).toFixed(1)} GB`, each.best.bound];
   });
   const dots = (of) => points.map((point) => [point.requests, of(point), point.meets, point.requests === best.requests]);
@@ -327,13 +329,14 @@ function serve(form) {
       answered(tiles({
         "Time per token": [timeText(best.expected.token), band(bands.token, best.expected.token, timeText)],
         "Tokens/s per chip": [count(best.speed), band(bands.throughput, best.speed, count)],
-        "First token": [timeText(best.expected.first), band(bands.first, best.expected.first, timeText)],
+        "First token": [firstText(best), firstBand(best.expected, bands.first)],
         Memory: [`${(best.total_bytes / 1e9).toFixed(1)} of ${digits(has / 1e9)} GB`,
           best.fits ? `✓ fits, ${asked.reserve} % reserved` : `✗ ${gigabytes(best.total_bytes - usable)} too much`, !best.fits],
         "All chips": [`${count(best.requests_per_second)} requests/s`, `${plain(best.requests)} at a time`],
         "At least": [`${timeText(best.least.token)} a token`, `at most ${count(best.most)} tokens/s per chip`],
       }), h("p", { class: "planner-range" }, `Time for each token: ${said(bands.token)}. Throughput: ${said(bands.throughput)}. ` +
-        `Time to the first token: ${said(bands.first)}.`),
+        `Time to the first token${best.sequences > 1 ? ", from requests that come independently to the last of a burst" : ""}: ` +
+        `${said(bands.first)}.`),
       ...marks(untested ? ["Fewer than eight published servers are like this one."] : []),
       ...commandBox(command(form))),
       h("h2", {}, "Layouts, ranked"),
