@@ -83,8 +83,9 @@ function composed([step, own], first, prompt, waits, sequences, output) {
   const busy = sequences * prompt / (sequences * prompt + output * own);
   const queue = min(busy / (2 * max(1 - busy, 1e-9)), (sequences - 1) / 2); // prompts that a request finds before its own
   const wait = sequences > 1 ? waits * own : 0;
+  const met = first + wait / 2 + waits * queue * prompt;
   return {
-    first: first + wait / 2 + waits * queue * prompt, burst: max(first, sequences * prompt + wait), token: own + others, prompts,
+    first: met, burst: max(met, sequences * prompt + wait), token: own + others, prompts,
     slow: (sequences - 1) / output > explorer.data.served.slow ? own + first : own,
     rate: sequences / (first + output * (step + others)),
   };
