@@ -27,6 +27,7 @@ from shardlab.report.causes import (
     FROM_ONE_TO_OTHER,
     GOES_ALONG,
     MEMBERS_CALLED,
+    OF_ROWS,
     SAME,
     is_agreed,
     is_manual,
@@ -134,7 +135,7 @@ _HARM = (
     "order of axes", "gathered by in_specs",
     "columns after columns", "reshape of shards",
     "gathered before a cast", "gathered before an index", "full rematerialisation",
-    "data without an axis", "repeated work",
+    "data without an axis", "repeated work", "replicated, perhaps different",
     "summed in a loop", "summed apart", "gathered in a loop", "gathered several times",
     "sum larger than its operand", "loop that devices share", "indices gathered",
     "avoidable communication",
@@ -524,7 +525,7 @@ def of_batch(
             )
             is_repeated = repeats > 0.9 * ways and not sent
             is_repeated |= is_whole and repeats > 1.5 and sent <= gathered
-            if not stored or not (is_repeated or sent > gathered):
+            if not stored or not (is_repeated or sent > 1.25 * gathered):
                 continue
             named_axes.add(axis)
             yield Finding(
@@ -761,6 +762,14 @@ def of_partitioner(
                 "a jax.custom_vjp whose backward pass keeps the shards"
             )
             remedy = OtherConstraints(origin.file, origin.line)
+        elif origin.phase == "backward" and any(
+            operation.startswith("scatter") for operation in (origin.operation, origin.use)
+        ):
+            advice = (
+                "this is the gradient of a lookup in a table that has an axis of the indices, too; "
+                "if the table is smaller than the rows that are looked up, constrain it before the "
+                "lookup to a spec without this axis"
+            )
         yield Finding(
             "full rematerialisation",
             (
@@ -909,10 +918,11 @@ def repeated_products(
     if not whole or not each:
         return {}
     whole, each = _matched(whole, each, devices)
+    # such as what TPUs' compiler makes of the triangular solves in a gradient has no line
     return {
         place: (devices * each[place], flops)
         for place, flops in whole.items()
-        if devices * each[place] >= 1.5 * flops
+        if place[1] and devices * each[place] >= 1.5 * flops
     }
 
 
@@ -1120,16 +1130,17 @@ def _summed_in_loops(moves, origins):
 def of_apart(
     moves: list[tuple[Collective, Instruction, Origin]], origins: Origins
 ) -> Iterator[Finding]:
-    """Sums over devices that are only added up, as those of a Python loop over micro-batches: the
+    """Sums that a shard_map writes and only adds up, as in a Python loop over micro-batches: the
     parts could be added first; `moves` as above.
     """
     places, total = {}, sum((move.times or 0) * (move.bytes or 0) for move, *_ in moves)
     for move, start, origin in moves:
-        if start.kind.startswith("all-reduce") and _is_sum_of_parts(start) and move.bytes:
-            written = origin.operation in OPERATIONS
-            key = start.home.name, move.axes, *(() if written else (origin.file, origin.line))
-            places.setdefault(key, []).append((move, start, origin))
-    for (_, axes, *_), sums in places.items():
+        # what a backward pass adds, compilers for TPUs add up before they send it
+        is_written = origin.operation in OPERATIONS and origin.phase != "backward"
+        if is_written and move.bytes and _adds(start):
+            sums = places.setdefault((start.home.name, move.axes), [])
+            sums.append((move, start, origin))
+    for (_, axes), sums in places.items():
         starts = [start for _, start, _ in sums]
         devices = max(len(group) for move, *_ in sums for group in move.groups)
         if any(origins.is_kept_in_shards(start, devices) for start in starts):
@@ -1198,7 +1209,7 @@ def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Findin
         )
     for (kind, axes, mapped, file, line), numbers in groups.items():
         along, place = " and ".join(axes), where(file, line)
-        if kind == "result":
+        if kind in ("result", "exchanged"):
             several = len(numbers) > 1
             which = (
                 f"{len(numbers)} results, first result {numbers[0]},"
@@ -1207,6 +1218,15 @@ def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Findin
             )
             verb = "are" if several else "is"
             owner = f"the pmap of `{function}`" if function else f"the shard_map of `{mapped}`"
+            if kind == "exchanged":
+                yield Finding(
+                    "replicated, perhaps different",
+                    f"{place}: {which} of {owner} {verb} declared replicated along {along}. "
+                    "Devices exchange values there, by ppermute or all_to_all, and whether they "
+                    f"have the same in the end, this does not tell. Name {along} in out_specs and "
+                    "compare the parts of one run; if a psum is missing, they differ",
+                )
+                continue
             yield Finding(
                 "replicated but different",
                 (
@@ -1350,6 +1370,7 @@ _REMEDIES = {
     "a reshape (as in ravel and vdot)":
         "in a dimension that is merged, the one that is in shards has to come first; or reshape "
         "each shard in a shard_map",
+    OF_ROWS: "call it in a shard_map over these rows, where each device searches its own",
     **dict.fromkeys(
         [f"{of} {GOES_ALONG}" for of in ("sort", "top_k")],
         f"{LOCAL_SEARCH}; else let another dimension be in shards",

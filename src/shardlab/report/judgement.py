@@ -90,7 +90,10 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         (place.file, place.line)
         for losses in lost.values()
         for loss in losses
-        for place in compiled.inheritance.repeated.get(loss, ())
+        for place in (
+            *compiled.inheritance.repeated.get(loss, ()),
+            *filter(None, [compiled.inheritance.produced.get(loss)]),
+        )
     }
     again = {place: flops for place, flops in again.items() if place not in explained}
     if any(one.title == "gathered before an index" for one in found):
