@@ -168,7 +168,9 @@ def test_state_specs(state_specs, sizes, name, factored, placed):
     of=[(), (4,), (4, 8), (8, 8), (2, 4, 8)], lacks=[-1, 0, 1, 2], shape=[None, (1,), (3, 3)],
 )  # fmt: skip
 def test_fit_factored(fit_factored, of, lacks, shape):
-    """`fit_factored` takes the shape of a state array, and the shape and the spec of its parameter."""
+    """`fit_factored` takes the shape of a state array, and the shape and the spec of its
+    parameter.
+    """
     entries = ("x", None, "y")[: len(of)]
     dims = [d for d in range(len(of)) if d != lacks]
     own = tuple(of[d] for d in dims) if shape is None else shape
