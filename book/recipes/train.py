@@ -56,8 +56,8 @@ def rows_of(first, end):  # rows of your data by their numbers; a resumed run re
     return x, x[:, :8].argmax(1)
 
 
-def parts(model):  # its definition, its parameters, and statistics, keys and counters
-    return nnx.split(model, nnx.Param, ...)
+def parts(model):  # its definition, its parameters, its statistics, and keys and counters
+    return nnx.split(model, nnx.Param, nnx.BatchStat, ...)
 
 
 def specs_of(shapes):  # the layout of all arrays of the state
@@ -67,9 +67,9 @@ def specs_of(shapes):  # the layout of all arrays of the state
 
 
 def create():  # the whole state of a run; its position is the number of rows it has read
-    _, params, other = parts(new())
-    state = {"params": params, "other": other, "optimizer": OPTIMIZER.init(params), "ema": params}
-    return state | {"position": jax.numpy.int32(0)}
+    _, params, *other = parts(new())
+    state = {"params": params, "other": tuple(other), "optimizer": OPTIMIZER.init(params)}
+    return state | {"ema": (params, other[0]), "position": jax.numpy.int32(0)}
 
 
 def batch_of(first, sharding):  # each process makes its own rows of the batch, and no others
@@ -95,15 +95,16 @@ def main(folder, steps):
 
     def update(state, batch):
         def with_other(params):
-            model = nnx.merge(definition, params, state["other"], copy=True)
+            model = nnx.merge(definition, params, *state["other"], copy=True)
             loss, metrics = loss_of(model, batch)
-            return loss, (metrics, parts(model)[2])
+            return loss, (metrics, parts(model)[2:])
 
         found, grads = jax.value_and_grad(with_other, has_aux=True)(state["params"])
         loss, (metrics, other) = found
         changes, optimizer = OPTIMIZER.update(grads, state["optimizer"], state["params"])
         params = optax.apply_updates(state["params"], changes)
-        ema = optax.incremental_update(params, state["ema"], 0.01)
+        # statistics are averaged too: those of other parameters would not fit the average
+        ema = optax.incremental_update((params, other[0]), state["ema"], 0.01)
         state = {"params": params, "other": other, "optimizer": optimizer, "ema": ema,
                  "position": state["position"] + BATCH}  # fmt: skip
         return state, {"loss": loss, "norm": optax.global_norm(grads)} | metrics

@@ -156,6 +156,53 @@ def test_a_network_of_convolutions_is_sharded_along_largest_dimensions(tmp_path)
     assert [*losses(start(tmp_path / "8", 4, 8, script=script))] == [7, 8]
 
 
+EVALUATED = """
+def run(steps):
+    train.main(Path(sys.argv[1]), steps)
+    handler = ocp.StandardCheckpointHandler()
+    with ocp.CheckpointManager(Path(sys.argv[1]), item_handlers=handler) as manager:
+        return train.restore_newest(manager, goal)[1]
+
+
+mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(train.AxisType.Auto,))
+shapes, definition = jax.eval_shape(train.create), train.parts(train.new())[0]
+goal = train.target(shapes, train.specs_of(shapes), mesh)
+average = jax.jit(train.create)()["ema"]
+for state in map(run, (1, 2, 3)):
+    now = state["params"], state["other"][0]
+    average = jax.tree.map(lambda a, p: 0.99 * a + 0.01 * np.asarray(p), average, now)
+apart = jax.tree.map(lambda a, b: abs(a - np.asarray(b)).max(), average, state["ema"])
+statistics = jax.tree.leaves(state["ema"][1])
+print(len(statistics), max(jax.tree.leaves(apart)))
+rows, sums = train.rows_of(1000, 1150), np.zeros(2)
+for first in range(0, 150, 64):
+    part = pad(jax.tree.map(lambda a: a[first : first + 64], rows), 64)
+    part = jax.device_put(part, train.NamedSharding(mesh, P("data")))
+    sums += jax.device_get(evaluate(state, *part))
+print(*sums, *jax.device_get(evaluate(state, rows, np.ones(150))))
+"""
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_the_average_is_evaluated_with_its_own_statistics(tmp_path, count):
+    page = (ROOT / "book" / "recipes.md").read_text()
+    (evaluate,) = re.findall(r"^@jax.jit\ndef evaluate\(state.*?(?=^~~~)", page, re.S | re.M)
+    (pad,) = re.findall(r"^def pad.*?\n(?=```)", page, re.S | re.M)
+    imports = (
+        f"import sys; sys.path.insert(0, {str(SCRIPT.parent)!r})",
+        "from pathlib import Path; import jax, optax, train; import numpy as np",
+        "import orbax.checkpoint as ocp; from flax import nnx",
+        "from jax.sharding import PartitionSpec as P",
+    )
+    script = ("-c", "\n".join([*imports, evaluate, pad, EVALUATED]))
+    out, _ = start(tmp_path, count, 0, script=script).communicate()
+    found, evaluated = (line.split() for line in out.splitlines()[-2:])
+    assert found[0] == "2" and float(found[1]) < 1e-6, out  # a mean and a variance
+    loss, rows, loss_at_once, rows_at_once = map(float, evaluated)
+    assert rows == rows_at_once == 150
+    np.testing.assert_allclose(loss, loss_at_once, rtol=1e-5)
+
+
 # --- other models in bfloat16 in the frame of the recipes ---
 
 FOREIGN = ROOT / "tests" / "book" / "foreign.py"
