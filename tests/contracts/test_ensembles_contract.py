@@ -182,9 +182,9 @@ def test_walk(where, value, seed):
 
 @contract("ensembles", "hmc", draws=12, **SIDES)
 def test_hmc(where, value, seed):
-    """`hmc` takes a function that returns the log density of a vector and the gradient of the log
-    density, here called its slope. A chain that starts at a point where one of the two is NaN
-    accepts no proposal.
+    """`hmc` takes a function that returns, for a vector, the log density and its gradient, here
+    called the slope. A chain that starts at a point where one of the two is NaN accepts no
+    proposal.
     """
     try_sampler("hmc", where, value, seed)
 

@@ -67,8 +67,8 @@ def test_save_shards(save_shards, sizes, layout, rows, kind, ndim, dtype):
 )  # fmt: skip
 def test_read_block(read_block, before, layout, after, into, rows, kind, dtype, wrong, block):
     """`read_block` takes a folder that `save_shards` has filled, the array's shape and dtype, and
-    the index of a block; it refuses a folder where an element is missing, is there twice, or has
-    another dtype.
+    the index of a block. It refuses a folder in which an element of the block is missing or is
+    there twice, or a file has another dtype.
     """
     if "float" not in dtype and kind in ("nan", "inf", "huge"):
         kind = "normal"
@@ -159,8 +159,8 @@ class Part:
     processes=[1, 2, 4, 8],
 )  # fmt: skip
 def test_positions_here(positions_here, order, first, batch, processes):
-    """`positions_here` takes the sharding of a batch's first dimension, over any mesh, and a size
-    that divides evenly among the shards.
+    """`positions_here` takes the sharding of a batch's first dimension, over any mesh, and the size
+    of the batch, which the number of shards must divide.
     """
     sharding = woven(order, first)
     count = np.prod([{"x": 4, "y": 2}[a] for axes in first if axes for a in np.ravel(axes)])
@@ -186,9 +186,9 @@ def test_positions_here(positions_here, order, first, batch, processes):
     first=FIRST, stop=st.integers(0, 6), step=[0, 0, 0, 1, 5], dtype=["float32", "int32"],
 )  # fmt: skip
 def test_loader(Loader, seed, samples, batch, order, first, stop, step, dtype):
-    """`Loader` takes a function that reads samples by their numbers, and what `shuffled` and
-    `positions_here` take; it refuses a state whose step is beyond the end of an epoch, such as the
-    state of a run with smaller batches.
+    """`Loader` takes a function that reads samples by their numbers, and the arguments of
+    `shuffled` and `positions_here`. It refuses a state whose step is beyond the end of an epoch, as
+    it can be in the state of a run with smaller batches.
     """
 
     def read(numbers):
@@ -225,8 +225,8 @@ def test_loader(Loader, seed, samples, batch, order, first, stop, step, dtype):
 )  # fmt: skip
 def test_masked_mean(masked_mean, seed, devices, kind, dtype, real, shape, filler):
     """`masked_mean` takes sample numbers, negative for fillers, and real data of any type with a
-    row for each number; it returns the mean in float32 and the number of samples, and a mean of
-    zeros if there are only fillers.
+    row for each number. It returns the mean in float32, and the number of samples. If there are
+    only fillers, the mean is zero.
     """
     too_large = {"float16": ("huge",), "int32": ("nan", "inf", "huge")}
     if kind in too_large.get(dtype, ()):

@@ -82,8 +82,8 @@ FINITE = [kind for kind in KINDS if kind != "inf"]
 )  # fmt: skip
 def test_forward(forward, queries, keys, size, groups, kind, dtype):
     """`forward` takes queries, keys and values of any float type, with any number of tokens. There
-    must be as many values as keys, and the keys must have as many heads and the same width as the
-    queries; otherwise `forward` refuses them.
+    must be as many values as keys. The keys must have as many heads as the queries, and the same
+    width. `forward` refuses anything else.
     """
     q = values(kind, (2, queries, 4), dtype)
     k, v = (values(kind, (2 // groups, keys, 4), dtype, seed) for seed in (1, 2))

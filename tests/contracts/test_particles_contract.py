@@ -23,8 +23,9 @@ def program(f, **keywords):
     devices=DEVICES, bodies=[0, 1, 5], kind=KINDS, masses=KINDS, check=[True, False],
 )  # fmt: skip
 def test_ring_pull(ring_pull, devices, bodies, kind, masses, check):
-    """`ring_pull` takes a device's positions and masses, in float32 and at most 10¹² from each
-    other, where 1/r³ still is a float32; any number of bodies that the devices share evenly.
+    """`ring_pull` takes a device's positions and masses in float32. The devices must share the
+    bodies evenly. No two bodies may be further apart than 10¹², because 1/r³ must still be a
+    float32.
     """
     if kind == "huge" and masses == "tiny":
         masses = "normal"  # below what float32 holds
@@ -63,8 +64,8 @@ def one_mesh(x, m, n):
     devices=DEVICES, n=[0, 1, 4, 6, 9], bodies=[0, 1, 4], kind=KINDS, check=[True, False],
 )  # fmt: skip
 def test_mesh_pull(mesh_pull, devices, n, bodies, kind, check):
-    """`mesh_pull` takes a device's bodies, as many as you like, and a grid of `n` points in each
-    direction, a multiple of the devices; it refuses other grids.
+    """`mesh_pull` takes a device's bodies, as many as you like. Its grid has `n` points in each
+    direction, and `n` must be a multiple of the number of devices; other grids are refused.
     """
     x = values(kind, (devices * bodies, 3)) * np.float32(7)
     m = abs(values("normal", (devices * bodies,), seed=1))
@@ -84,8 +85,8 @@ def test_mesh_pull(mesh_pull, devices, n, bodies, kind, check):
     n=[1, 5, 8], bodies=[0, 6], kind=KINDS, dtype=["float32", "bfloat16"],
 )  # fmt: skip
 def test_deposit(deposit, interpolate, n, bodies, kind, dtype):
-    """`deposit` and `interpolate` take positions anywhere, also beyond the box; a position that is
-    not finite makes its mass on the grid, and what it reads, NaN.
+    """`deposit` and `interpolate` take positions anywhere, also beyond the box. If a position is
+    not finite, its mass on the grid is NaN, and so is what it reads.
     """
     x = values(kind, (bodies, 3), dtype)
     m = values("normal", (bodies,), dtype, seed=1)
@@ -115,9 +116,9 @@ def test_deposit(deposit, interpolate, n, bodies, kind, dtype):
     of_bins=["int32", "int32", "int8", "uint8", "uint32", "float32"],
 )  # fmt: skip
 def test_pack(pack, rows, count, capacity, dtype, of_bins, seed):
-    """`pack` takes arrays with a row for each particle, and integers `bins`; it drops particles
-    whose bin is not in `range(count)`, and others exactly if the second result is larger than
-    `capacity`. It refuses types that have no −1.
+    """`pack` takes arrays with a row for each particle, and an integer `bins` for each. It drops
+    particles whose bin is not in `range(count)`. If the second result is larger than `capacity`,
+    and only then, it has dropped others too. It refuses types that have no −1.
     """
     rng = np.random.default_rng(seed)
     bins = rng.integers(-2, min(count, 250) + 2, rows).astype(of_bins)
@@ -146,8 +147,8 @@ BOXES = ((1, 3, 3), (1, 2, 3), (2, 2, 5), (3, 1, 4), (8, 1, 3), (3, 3, 2))
 )  # fmt: skip
 def test_step(step, shape, capacity, count, kind, seed):
     """`step` takes cells of side 1, at least three in each direction of the box, with float32
-    positions in their cells; it drops particles exactly if its report says that a message, a cell
-    or a stray was too much.
+    positions in their cells. Its report says whether it has dropped particles: it has if a message
+    or a cell needed more slots than it has, or if there was a stray, and not otherwise.
     """
     devices, columns, rows = shape
     slots, dt = 4, np.float32(0.1)

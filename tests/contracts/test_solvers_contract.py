@@ -90,16 +90,16 @@ DRAWN = {
 @contract("solvers", "with_unit_scale", "checked", "cg", draws=80, **DRAWN)
 def test_cg(seed, **case):
     """`cg` takes a symmetric positive definite operator and a right-hand side of any scale above
-    float32's smallest numbers. It computes the residual of its solution anew, and returns whether
-    this residual is within ten times the tolerance. If the residual is NaN, the answer is no.
+    float32's smallest numbers. At the end it computes the residual of its solution anew. Its third
+    result says whether this residual is within ten times the tolerance; for a NaN it is false.
     """
     try_solver("cg", seed=seed, **case)
 
 
 @contract("solvers", "one_reduction", draws=80, **DRAWN)
 def test_one_reduction(seed, **case):
-    """`one_reduction` takes the arguments of `cg` and one more, a function `dots` that returns the
-    inner products of the pairs it is given. It returns what `cg` returns.
+    """`one_reduction` takes the arguments of `cg`, and before `b` a function `dots` that returns
+    the inner product of each pair of its arguments. It returns what `cg` returns.
     """
     try_solver("one_reduction", seed=seed, **case)
 
@@ -116,9 +116,9 @@ def factorisation(devices):
 )  # fmt: skip
 def test_block_cholesky(devices, own, width, more, kind, seed):
     """`block_cholesky` takes a square positive definite matrix in the shape (rows, blocks of a
-    device, devices, width). The factor depends only on the blocks on and below the diagonal. The
-    elements of the result above the diagonal are arbitrary, so mask them. If the matrix is not
-    positive definite, the factor contains NaN.
+    device, devices, width). Its factor depends only on the blocks on and below the diagonal. Mask
+    the result above its diagonal, where the elements are arbitrary. If the matrix is not positive
+    definite, the factor contains NaN.
     """
     n = own * devices * width
     normal = np.random.default_rng(seed).normal(size=(n, n))

@@ -18,9 +18,9 @@ ANY = ("float32", "bfloat16", "int32")
     mode=["wrap", "constant", "edge", "symmetric", "reflect", "mean"],
 )  # fmt: skip
 def test_widen(widen, devices, points, k, kind, dtype, check, mode):
-    """`widen` takes shards of any type with at least `k` points along `dim` (`k` + 1 for the mode
-    `reflect`), on any number of devices; its modes are five that `jnp.pad` also has, and it refuses
-    other modes.
+    """`widen` takes shards of any type, on any number of devices. A shard needs at least `k` points
+    along `dim`, and one more for the mode `reflect`. The five modes mean the same as in `jnp.pad`;
+    other modes are refused.
     """
     if dtype == "int32" and kind in ("nan", "inf", "huge"):
         kind = "normal"
@@ -42,8 +42,8 @@ def test_widen(widen, devices, points, k, kind, dtype, check, mode):
     types=[AxisType.Auto.name, AxisType.Explicit.name],
 )  # fmt: skip
 def test_with_halo(with_halo, sizes, k, kind, mode, types):
-    """`with_halo` takes shards as `widen` does, and for each dimension the mesh axis that shards
-    it.
+    """`with_halo` takes shards as `widen` does. `axes` names, for each dimension, the mesh axis
+    that shards it.
     """
     rows, columns = 3, 2
     u = values(kind, (sizes[0] * rows, sizes[1] * columns))
@@ -95,8 +95,9 @@ def program(f, by, dim):
     devices=DEVICES, points=[0, 1, 2, 7, 8, 13, 61], more=[0, 1], k=[0, 1, 2], kind=KINDS,
 )  # fmt: skip
 def test_widen_padded(widen_padded, devices, points, more, k, kind):
-    """`widen_padded` takes shards of a periodic grid of `points` points, with any padding behind
-    these points; the last device that has points of the grid must have at least `k` of them.
+    """`widen_padded` takes shards of a periodic grid that has `points` points along `dim`. Behind
+    these points may be any padding. The last device with points of the grid must have at least `k`
+    of them.
     """
     size = -(-points // devices) + more
     u = np.full(devices * size, np.nan, "float32")  # what nothing may use

@@ -50,9 +50,9 @@ group, _ends = pasted(4, lambda: "\n\n".join([IN_EACH, *(e.code for e in excerpt
     "survive", "agreed", draws=12, devices=DEVICES, fails=[True, False], kind=["Auto", "Explicit"]
 )
 def test_agreed_alone(agreed, devices, fails, kind):
-    """`agreed` takes a mesh, a function that saves, and its arguments, and each process of the mesh
-    calls it; if the function sends data, it may raise an error only after it has sent the data, for
-    which the other processes wait.
+    """`agreed` takes a mesh, a function that saves, and its arguments. Every process of the mesh
+    must call it. If the function sends data, it must not raise an error before it has sent them,
+    because the other processes wait for these data.
     """
     calls = []
 
@@ -72,9 +72,9 @@ def test_agreed_alone(agreed, devices, fails, kind):
     count=[1, 2, 3, 4], kind=["Auto", "Explicit"],
 )  # fmt: skip
 def test_agreed(full, left, count, kind):
-    """`agreed` takes a mesh, a function that saves, and its arguments, and each process of the mesh
-    calls it; if the function sends data, it may raise an error only after it has sent the data, for
-    which the other processes wait.
+    """`agreed` takes a mesh, a function that saves, and its arguments. Every process of the mesh
+    must call it. If the function sends data, it must not raise an error before it has sent them,
+    because the other processes wait for these data.
     """
     left = left[:count]
     group().run(f"""
@@ -95,9 +95,9 @@ done = agreed(mesh, save, 3) if jax.process_index() in {left} else None
     steps=st.integers(1, 5), agreed_at=st.integers(1, 5), types=["Auto", "Explicit"],
 )  # fmt: skip
 def test_rebuild(seed, rows, dtype, kind, size, left, count, steps, agreed_at, types):
-    """`rebuild` takes what `keep` has kept, and the mesh that is left; it refuses if a shard is
-    lost, if the step is not in memory, if a process is new, or if a leaf's rows do not divide
-    evenly among the devices.
+    """`rebuild` takes what `keep` has kept, and a mesh of the remaining devices. It raises an error
+    if a shard is lost, if the step is not in memory, if a process is new, or if a leaf's rows do
+    not divide evenly among the devices.
     """
     ring, left = [2, 0, 3, 1][:size], left[:count]
     group().run(f"""
@@ -145,9 +145,10 @@ found = found if isinstance(found, str) else "found"
            "agreed"],
 )  # fmt: skip
 def test_keep_refuses(wrong):
-    """`keep` takes a tree of arrays of real numbers, each with the same sharding of its first
-    dimension over a mesh that has one device in each process, and the step on which all agreed
-    last; it refuses other arrays and meshes, and refuses to overwrite the backup of that step.
+    """`keep` takes a tree of arrays of real numbers. All must have the same sharding, of their
+    first dimension, over a mesh with one device in each process; other arrays and meshes are
+    refused. It also takes the step on which all agreed last, and refuses to overwrite the backup of
+    that step.
     """
     group().run(f"""
 sharding, wrong, memory = over([0, 1, 2, 3]), {wrong!r}, {{}}
@@ -172,9 +173,10 @@ kept = len(memory)
 
 @contract("survive", "keep", draws=10, devices=[1, 2, 4], rows=[1, 5])
 def test_keep_in_one_process(keep, devices, rows):
-    """`keep` takes a tree of arrays of real numbers, each with the same sharding of its first
-    dimension over a mesh that has one device in each process, and the step on which all agreed
-    last; it refuses other arrays and meshes, and refuses to overwrite the backup of that step.
+    """`keep` takes a tree of arrays of real numbers. All must have the same sharding, of their
+    first dimension, over a mesh with one device in each process; other arrays and meshes are
+    refused. It also takes the step on which all agreed last, and refuses to overwrite the backup of
+    that step.
     """
     sharding = jax.sharding.NamedSharding(mesh_of(devices), jax.sharding.PartitionSpec("x"))
     a, memory = jnp.arange(devices * rows), {}

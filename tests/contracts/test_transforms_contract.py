@@ -47,9 +47,9 @@ def same(found, expected):
     z=[0, 0, 0, 2],
 )  # fmt: skip
 def test_pencils(pencils, sizes, shape, kind, more, check, z):
-    """`pencils` takes a device's shard of any grid: a dimension that the mesh does not divide ends
-    with padding, and `shape` is the shape without padding; a `shape` that the shards do not hold is
-    refused.
+    """`pencils` takes a device's shard of any grid. If the mesh does not divide a dimension, pad
+    that dimension at its end, and pass the shape without padding as `shape`. A `shape` that the
+    shards do not hold is refused.
     """
     grid = values(kind, shape) + 1j * values("normal", shape, seed=1)
     asked = (shape[0], shape[1] + more, shape[2])
@@ -66,9 +66,9 @@ def test_pencils(pencils, sizes, shape, kind, more, check, z):
     z=[0, 0, 0, 2],
 )  # fmt: skip
 def test_forward(forward, backward, sizes, shape, kind, more, check, z):
-    """`forward` and `backward` take a device's shard of any real grid, and of its transform, in
-    float32: a dimension that the mesh does not divide ends with zeros, and `shape` is the shape
-    without these zeros; a `shape` that the shards do not hold is refused.
+    """`forward` takes a device's shard of any real grid in float32, and `backward` a shard of its
+    transform. If the mesh does not divide a dimension, end it with zeros, and pass the shape
+    without these zeros as `shape`. A `shape` that the shards do not hold is refused.
     """
     grid = values(kind, shape)
     asked = (shape[0] + more, shape[1], shape[2])
@@ -89,7 +89,7 @@ def test_forward(forward, backward, sizes, shape, kind, more, check, z):
 )  # fmt: skip
 def test_poisson_on(poisson_on, sizes, shape, kind, mean):
     """`poisson_on` takes a mesh with the axes `rows` and `columns`, and the shape of any grid of
-    period 2π; the solver takes the grid as `forward` does, and ignores its mean, however large it
+    period 2π. Pad the grid as for `forward`. The solver ignores the grid's mean, however large it
     is.
     """
     f = values(kind, shape) + np.float32(mean)
