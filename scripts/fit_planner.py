@@ -89,7 +89,7 @@ def quick_errors(servers):
 
     def errors():
         way = serving.Parts(steps, firsts, prompts, together, None).ways()[1]
-        rate = serving.composed(way, batch, None, answer)[4]
+        rate = serving.composed(way, batch, None, answer)[5]
         return np.concatenate(
             [
                 np.log(np.where(alone, measured / way.first, rate * answer / tensor / measured)),

@@ -49,8 +49,8 @@ def close_sum(actual, x):
     devices=DEVICES, size=[0, 1, 5], kind=KINDS, dtype=DTYPES, check_vma=CHECKS,
 )  # fmt: skip
 def test_broadcast(broadcast_by_doubling, devices, size, kind, dtype, check_vma):
-    """`broadcast_by_doubling` takes an array of numbers on each device and returns device 0's, on
-    any number of devices.
+    """`broadcast_by_doubling` takes an array of numbers on each device, and returns the array of
+    device 0 on all of them. It works on any number of devices.
     """
     x = numbers(kind, (devices, size), dtype)
     found = on_each(broadcast_by_doubling, devices, x, check_vma)
@@ -65,9 +65,9 @@ def test_broadcast(broadcast_by_doubling, devices, size, kind, dtype, check_vma)
     dtype=DTYPES, check_vma=CHECKS,
 )  # fmt: skip
 def test_gather(ring_all_gather, gather_by_hand, devices, shape, more, kind, dtype, check_vma):
-    """`gather_by_hand` takes a shard of any shape and type and returns all shards, in a new first
-    dimension; `ring_all_gather` takes an array with one slot for each device, of which only the
-    device's own is filled, and refuses any other number of slots.
+    """`gather_by_hand` takes a shard of any shape and type, and returns all shards in a new first
+    dimension. `ring_all_gather` takes an array with one slot for each device, in which only the
+    device's own slot is filled. It refuses any other number of slots.
     """
     x = numbers(kind, (devices, *shape), dtype)
     close(on_each(gather_by_hand, devices, x, check_vma), np.stack([x] * devices), 0)
@@ -87,7 +87,7 @@ def test_gather(ring_all_gather, gather_by_hand, devices, shape, more, kind, dty
 )  # fmt: skip
 def test_scatter(scatter_by_hand, devices, shape, more, kind, dtype, check_vma):
     """`scatter_by_hand` takes one block of partial sums for each device, and returns the device's
-    own block of the sum, added in the type of the blocks; other numbers of blocks are refused.
+    own block of the sum. It adds in the type of the blocks, and refuses any other number of blocks.
     """
     x = numbers(kind, (devices, devices + more, *shape), dtype)
     with refusal(more != 0, devices + more, devices):
@@ -103,7 +103,7 @@ def test_scatter(scatter_by_hand, devices, shape, more, kind, dtype, check_vma):
 )  # fmt: skip
 def test_all_reduce(ring_all_reduce, devices, shape, more, kind, dtype, check_vma):
     """`ring_all_reduce` takes one block of partial sums for each device, and returns all blocks of
-    the sum, added in their type; other numbers of blocks are refused.
+    the sum. It adds in the type of the blocks, and refuses any other number of blocks.
     """
     x = numbers(kind, (devices, devices + more, *shape), dtype)
     with refusal(more != 0, devices + more, devices):
@@ -120,8 +120,8 @@ def test_all_reduce(ring_all_reduce, devices, shape, more, kind, dtype, check_vm
     check_vma=CHECKS,
 )  # fmt: skip
 def test_exchange(exchange, devices, shape, more, kind, dtype, check_vma):
-    """`exchange` takes one block of any type for each device; it refuses another number of blocks,
-    and devices whose number is not a power of two.
+    """`exchange` takes one block of any type for each device, and refuses any other number of
+    blocks. The number of devices must be a power of two.
     """
     x = numbers(kind, (devices, devices + more, *shape), dtype)
     with refusal(more != 0 or devices == 3, devices):
@@ -134,8 +134,8 @@ def test_exchange(exchange, devices, shape, more, kind, dtype, check_vma):
     check_vma=CHECKS,
 )  # fmt: skip
 def test_matmul(collective_matmul, devices, rows, inner, columns, kind, dtype, check_vma):
-    """`collective_matmul` takes matrices of any type, rows of the left one and columns of the
-    right one on each device, on any number of devices.
+    """`collective_matmul` takes matrices of any type, on any number of devices. Each device has
+    rows of the left matrix and columns of the right one.
     """
     a = numbers(kind, (devices * rows, inner), dtype)
     b = numbers("normal", (inner, devices * columns), dtype)
@@ -154,8 +154,8 @@ def test_matmul(collective_matmul, devices, rows, inner, columns, kind, dtype, c
     devices=DEVICES, points=[0, 1, 4], dim=[0, 1], kind=KINDS, dtype=DTYPES, check_vma=CHECKS,
 )  # fmt: skip
 def test_halo(with_halo, devices, points, dim, kind, dtype, check_vma):
-    """`with_halo` takes shards of any type along `dim`, on any number of devices, and refuses a
-    shard without a point.
+    """`with_halo` takes shards of any type along `dim`, on any number of devices. Each shard must
+    have at least one point.
     """
     x = numbers(kind, (devices * points, 3), dtype)
     spec = P(*[None] * dim, "x")

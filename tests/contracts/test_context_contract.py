@@ -90,7 +90,7 @@ DRAWN = {
 )  # fmt: skip
 def test_absorb(empty, absorb, finish, keys, queries, heads, kind, dtype, sees, seed):
     """`empty`, `absorb` and `finish` take blocks of any length, in float32 or bfloat16, with as
-    many heads of keys as of queries; a query that sees no key gets zeros.
+    many heads of keys as of queries. A query that sees no key gets zeros.
     """
     kind = "normal" if kind == "large" and dtype == "bfloat16" else kind
     q, k, v = operands(kind, max(2 * keys, queries), heads, 2, dtype)
@@ -118,16 +118,16 @@ def test_absorb(empty, absorb, finish, keys, queries, heads, kind, dtype, sees, 
 
 @contract("context", "ring_attention", draws=20, **DRAWN)
 def test_ring_attention(ring_attention, **case):
-    """`ring_attention` takes shards of equal length, with tokens in any order, which the positions
-    `at` give, on any number of devices along `axis`.
+    """`ring_attention` takes shards of equal length, on any number of devices along `axis`. The
+    tokens may be in any order, as long as `at` gives their positions.
     """
     try_attention(ring_attention, heads=2, kv_heads=2, **case)
 
 
 @contract("context", "balanced", draws=20, **DRAWN)
 def test_balanced(balanced, **case):
-    """`balanced` takes what `ring_attention` does, with an even number of tokens on each device; it
-    also returns the number of pairs that it has not skipped.
+    """`balanced` takes the same arguments as `ring_attention`, but needs an even number of tokens
+    on each device. Besides the result it returns how many pairs it has not skipped.
     """
     with refusal(case["each"] % 2, case["each"]):
         try_attention(balanced, heads=2, kv_heads=2, **case)
@@ -135,8 +135,8 @@ def test_balanced(balanced, **case):
 
 @contract("context", "absorb_in_chunks", draws=20, size=[0, 1, 2, 3, 64], **DRAWN)
 def test_absorb_in_chunks(absorb_in_chunks, size, **case):
-    """`absorb_in_chunks` takes what `absorb` does, with a block of keys that chunks of `size`
-    divide.
+    """`absorb_in_chunks` takes the same arguments as `absorb`. The number of keys must be a
+    multiple of `size`.
     """
     ring = copied("context", "ring_attention")
     with refusal(size == 0 or case["each"] % size, case["each"], size):
@@ -146,8 +146,8 @@ def test_absorb_in_chunks(absorb_in_chunks, size, **case):
 
 @contract("context", "ulysses", draws=30, heads=[2, 6, 8], kv_heads=[1, 2], **DRAWN)
 def test_ulysses(ulysses, heads, kv_heads, devices, **case):
-    """`ulysses` takes shards of equal length, with numbers of heads that the devices along `axis`
-    divide.
+    """`ulysses` takes shards of equal length. The number of devices along `axis` must divide both
+    numbers of heads.
     """
     with refusal(heads % devices or kv_heads % devices, heads, kv_heads, devices):
         try_attention(ulysses, devices=devices, heads=heads, kv_heads=kv_heads, **case)

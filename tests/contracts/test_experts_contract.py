@@ -90,7 +90,7 @@ def choosing(choose, top):
 )  # fmt: skip
 def test_choose(choose, tokens, count, top, kind, router, dtype):
     """`choose` takes at least one token, in float32 or bfloat16, and a number of experts for each
-    token, from one to all; a NaN in a token makes this token's gates NaN.
+    token, from one to all. A NaN in a token makes this token's gates NaN.
     """
     x, router = values(kind, (tokens, WIDTH), dtype), layer_of(count, router=router)["router"]
     with refusal(not tokens or not 1 <= top <= count, tokens, top, count):
@@ -175,8 +175,8 @@ def is_mixture(run, x, layer, top, dtype, groups=1, factor=None):
     dtype=["float32", "bfloat16"],
 )  # fmt: skip
 def test_moe(moe, tokens, count, own, top, factor, kind, router, dtype):
-    """`moe` takes what `choose` does, any capacity factor from 0, and a layer with all experts of
-    its router; it reports how many choices it drops.
+    """`moe` takes tokens and `top` as `choose` does, a layer with all experts of its router, and
+    any capacity factor from 0. It reports how many choices it drops.
     """
     own = count if own == 0 else max(1, count + own)
     x, layer = values(kind, (tokens, WIDTH), dtype), layer_of(count, own, dtype, router)
@@ -196,7 +196,9 @@ def jitted(f):
     factor=[0, 1.0, 1.25], kind=KINDS, router=["normal", "one"],
 )  # fmt: skip
 def test_across(across, devices, tokens, own, more, top, factor, kind, router):
-    """`across` takes what `moe` does, on devices that have equally many experts."""
+    """`across` takes the options of `moe`, and returns the mixture for one device. All devices must
+    have equally many experts.
+    """
     count = devices * own + more
     x, layer = (
         values(kind, (devices * tokens, WIDTH)),
@@ -251,7 +253,9 @@ def dense_gradient(top):
     kind=KINDS, router=["normal", "one", "nan"], fault=[False, False, True],
 )  # fmt: skip
 def test_dropless(dropless, devices, tokens, own, more, top, kind, router, fault):
-    """`dropless` takes what `across` does, on any number of devices, and drops nothing."""
+    """`dropless` is a mixture for one device, like the mixture that `across` returns, on any number
+    of devices. It drops nothing.
+    """
     count = devices * own + more
     x, layer = (
         values(kind, (devices * tokens, WIDTH)),
@@ -274,7 +278,7 @@ def test_dropless(dropless, devices, tokens, own, more, top, kind, router, fault
     router=["normal", "one", "nan"], dtype=["float32", "bfloat16"], fault=[False, False, True],
 )  # fmt: skip
 def test_sorted_mixture(sorted_mixture, tokens, count, own, top, kind, router, dtype, fault):
-    """`sorted_mixture` takes what `moe` does, and drops nothing."""
+    """`sorted_mixture` takes tokens, layer and `top` as `moe` does, and drops nothing."""
     own = count + own
     x, layer = values(kind, (tokens, WIDTH), dtype), layer_of(count, own, dtype, router)
     if fault:
@@ -289,8 +293,8 @@ def test_sorted_mixture(sorted_mixture, tokens, count, own, top, kind, router, d
     devices=st.integers(1, 5), own=[0, 1, 2, 3], more=[0, 0, 1], high=[1, 2, 9],
 )  # fmt: skip
 def test_offsets(offsets, seed, devices, own, more, high):
-    """`offsets` takes a table of counts, with a row for each device and a column for each expert;
-    every device has the same number of experts.
+    """`offsets` takes a table of counts, with a row for each device and a column for each expert.
+    Every device must have the same number of experts.
     """
     count = devices * own + more
     table = np.random.default_rng(seed).integers(0, high, (devices, count)).astype("int32")
@@ -310,8 +314,8 @@ def test_offsets(offsets, seed, devices, own, more, high):
     dtype=["float32", "bfloat16"], in_jit=[True, False],
 )  # fmt: skip
 def test_update(update, seed, count, rows, high, dtype, in_jit):
-    """`update` takes the bias of all experts, in float32 or bfloat16, and the choices that each of
-    them got from the tokens of all devices; it refuses loads of another shape.
+    """`update` takes the bias of all experts, in float32 or bfloat16, and how many choices each of
+    them got from the tokens of all devices. It refuses loads of another shape.
     """
     bias = values("normal", (count,), dtype)
     shape = (count,) if rows is None else (rows, count)
@@ -330,8 +334,8 @@ def test_update(update, seed, count, rows, high, dtype, in_jit):
     dtype=["float32", "bfloat16", "int32"], check=[True, False], most=[None, None, 0, 2, 4],
 )  # fmt: skip
 def test_padded(padded, seed, devices, own, high, kind, dtype, check, most):
-    """`padded` takes what `lax.ragged_all_to_all` does, and any NaN; `most` is at least 1. Pass
-    `most` for floats only, because a block of more than `most` rows arrives as NaN.
+    """`padded` takes the arguments of `lax.ragged_all_to_all`, and passes on any NaN. A block of
+    more than `most` rows arrives as NaN, so pass `most`, at least 1, for floats only.
     """
     count, length = devices * own, devices * 2 * 5 + 3
     table = np.random.default_rng(seed).integers(0, high, (devices, count)).astype("int32")

@@ -39,9 +39,9 @@ def of_shards(mean_gradient, sizes, axes, data, sharded, check_vma):
     check_vma=[True, False],
 )  # fmt: skip
 def test_mean_gradient(mean_gradient, sizes, all_axes, sharded, rows, kind, dtype, check_vma):
-    """`mean_gradient` takes a loss, its mesh axis or axes, and parameters that all devices share,
-    with `check_vma` on or off; if `check_vma` is on, it refuses a sharded parameter, and a loss
-    that varies along another axis.
+    """`mean_gradient` takes a loss, its mesh axis or axes, and parameters that all devices share.
+    It works with `check_vma` on or off. If `check_vma` is on, it refuses a sharded parameter, and a
+    loss that varies along another axis.
     """
     count, names = int(np.prod(sizes)), tuple("xy"[: len(sizes)])
     axes = names if all_axes else "x"

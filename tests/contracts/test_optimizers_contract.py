@@ -37,8 +37,8 @@ def newton_schulz(X):
     dtype=["float32", "bfloat16"],
 )  # fmt: skip
 def test_orthogonalize(orthogonalize, shape, kind, scale, dtype):
-    """`orthogonalize` takes a matrix of any shape and scale, in float32 or bfloat16; zeros remain
-    zeros, and one NaN or infinity makes all elements NaN.
+    """`orthogonalize` takes a matrix of any shape and scale, in float32 or bfloat16. A matrix of
+    zeros stays zero, and one NaN or infinity makes all elements NaN.
     """
     X = scaled(kind, shape, scale, dtype)
     found = jitted(orthogonalize)(X)
@@ -60,8 +60,8 @@ def jitted(f):
     mesh_set=[True, True, False], kind=["normal", "zeros", "nan"], scale=SCALES,
 )  # fmt: skip
 def test_one_each(one_each, spread, devices, count, rows, other, mesh_set, kind, scale):
-    """`one_each` takes any number of matrices of one shape, and refuses different shapes. Call it
-    under `jit`, with a mesh of automatic axes set by `jax.set_mesh`.
+    """`one_each` takes any number of matrices, all of the same shape. Call it under `jit`, with a
+    mesh of automatic axes set by `jax.set_mesh`.
     """
     tree = {"a": [scaled("normal", (rows, 5), scale, seed=n) for n in range(count)]}
     tree["a"][-1] = scaled(kind, (rows, 5), scale, seed=count)
@@ -91,7 +91,8 @@ def test_one_each(one_each, spread, devices, count, rows, other, mesh_set, kind,
 )  # fmt: skip
 def test_clip_shards(clip_shards, sizes, kind, scale, only, dtype, check_vma, limit):
     """`clip_shards` takes a tree of a device's shards and their specs, on a mesh of any axes, with
-    `check_vma` on or off, and gradients of any scale; one NaN or infinity makes all of them NaN.
+    `check_vma` on or off. The gradients may have any scale; one NaN or infinity makes all of them
+    NaN.
     """
     shapes = {"W": (12, 4), "b": (5,), "both": (24, 24), "columns": (3, 24)}
     g = {
@@ -137,7 +138,7 @@ OPTIMIZERS = {
     placed=[True, True, False],
 )  # fmt: skip
 def test_state_specs(state_specs, sizes, name, factored, placed):
-    """`state_specs` takes any transformation of Optax, and parameters of any shardings."""
+    """`state_specs` takes any Optax transformation, and parameters with any shardings."""
     mesh, tx = mesh_of(*sizes), OPTIMIZERS[name]
     rule = {"fit": copied("optimizers", "fit_factored")} if factored else {}
     specs = {"w": P("x"), "b": P(), "in": {"w": P("y", None), "b": P(None, ("y", "x"))}}
@@ -167,8 +168,8 @@ def test_state_specs(state_specs, sizes, name, factored, placed):
     of=[(), (4,), (4, 8), (8, 8), (2, 4, 8)], lacks=[-1, 0, 1, 2], shape=[None, (1,), (3, 3)],
 )  # fmt: skip
 def test_fit_factored(fit_factored, of, lacks, shape):
-    """`fit_factored` takes the shapes of a state array and of its parameter, and the parameter's
-    spec.
+    """`fit_factored` takes the shape of a state array, and the shape and the spec of its
+    parameter.
     """
     entries = ("x", None, "y")[: len(of)]
     dims = [d for d in range(len(of)) if d != lacks]

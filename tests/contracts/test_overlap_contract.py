@@ -79,8 +79,9 @@ def is_right(make, devices, layers, other, pairs, kind, dtype, check_vma, intege
 
 @contract("overlap", "in_carry", "run_ahead", "take", "number_of", draws=15, **WAYS)
 def test_in_carry(in_carry, devices, layers, other, pairs, kind, dtype, check_vma):
-    """`in_carry` takes the function that a layer computes, the function that gathers a layer, and
-    at least one layer: a tree of arrays that stack the same number of layers.
+    """`in_carry` takes the function that a layer computes and the function that gathers a layer.
+    The stack that it returns takes the layers, at least one, as a tree of arrays that all stack the
+    same number of layers.
     """
     is_right(in_carry, devices, layers, other, pairs, kind, dtype, check_vma)
 
@@ -89,7 +90,8 @@ def test_in_carry(in_carry, devices, layers, other, pairs, kind, dtype, check_vm
 def test_in_both_passes(
     in_both_passes, devices, layers, other, pairs, kind, dtype, check_vma, integer
 ):
-    """`in_both_passes` takes the same arguments as `in_carry`, with arrays of floats; its `gather`
-    has to be linear, and `run` may use only its arguments and constants.
+    """`in_both_passes` takes the same arguments as `in_carry`. The layers must be arrays of floats,
+    `gather` must be linear, because we transpose it, and `run` may use only its arguments and
+    constants.
     """
     is_right(in_both_passes, devices, layers, other, pairs, kind, dtype, check_vma, integer)

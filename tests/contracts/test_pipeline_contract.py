@@ -55,7 +55,7 @@ def test_one_f_one_b(one_f_one_b, n, M):
     "pipeline", "interleaved", draws=100, quick=True, n=STAGES, M=MICROS, v=st.integers(1, 4)
 )  # fmt: skip
 def test_interleaved(interleaved, n, M, v):
-    """`interleaved` takes any number of devices, of micro-batches and of stages on each device; if
+    """`interleaved` takes any number of devices, of micro-batches and of stages on each device. If
     n does not divide M, the last group is not full.
     """
     ticks = assert_can_run(interleaved(n, M, v), n, M, v)
@@ -130,8 +130,8 @@ def test_gpipe_loss(**case):
 
 @contract("pipeline", "grad_1f1b", "add_ends", draws=12, **STEPS)
 def test_grad_1f1b(**case):
-    """`grad_1f1b` takes what `gpipe_loss` does, without an axis `data`, and returns the loss and
-    its gradients.
+    """`grad_1f1b` takes M, a mesh without an axis `data`, specs and hooks as `gpipe_loss` does. It
+    makes a function that returns the loss and its gradients.
     """
     is_step("grad_1f1b", **case)
 
@@ -140,8 +140,8 @@ def test_grad_1f1b(**case):
     "pipeline", "interleaved_loss", "stored_order", draws=12, v=[0, 1, 2, 3], **STEPS
 )  # fmt: skip
 def test_interleaved_loss(stored_order, n, v, **case):
-    """`interleaved_loss` takes what `grad_1f1b` does, `v` stages on each device, and layers in the
-    order of `stored_order`.
+    """`interleaved_loss` takes M, `v` stages on each device, and a mesh without an axis `data`. The
+    layers must be in the order of `stored_order`.
     """
     stages = n * v
     is_step(

@@ -16,7 +16,7 @@ pytestmark = reads("tensor")
 )  # fmt: skip
 def test_losses(sharded_losses, devices, columns, kind, outside, dtype, check_vma, seed):
     """`sharded_losses` takes activations of any float type, a device's columns of the unembedding
-    and the targets, on any number of devices; for a target outside the vocabulary the loss is NaN.
+    and the targets, on any number of devices. For a target outside the vocabulary the loss is NaN.
     """
     size = devices * columns
     x, table = values(kind, (2, 3, 4), dtype), values("normal", (4, size), dtype, 1)

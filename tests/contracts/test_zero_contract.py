@@ -32,8 +32,9 @@ pytestmark = reads("zero")
     ],
 )  # fmt: skip
 def test_shard_matrices(shard_matrices, devices, shape):
-    """`shard_matrices` takes a tree of arrays of any shapes; it refuses an array of at least 1,000
-    elements for each entry of dimension 0 if the number of devices divides no later dimension.
+    """`shard_matrices` takes a tree of arrays of any shapes. It refuses an array that has at least
+    1,000 elements in each layer, if the number of devices divides none of its dimensions after the
+    first.
     """
     tree = {"layers": {"up": jax.ShapeDtypeStruct(shape, "float32")}}
     large = len(shape) > 1 and np.prod(shape) >= 1000 * shape[0]
@@ -56,7 +57,7 @@ def test_shard_matrices(shard_matrices, devices, shape):
 )  # fmt: skip
 def test_scatter(scatter, devices, rows, sharded, already, kind, dtype, check_vma):
     """`scatter` takes a device's own gradient and the spec of its parameter, with `check_vma` on or
-    off; it refuses an empty gradient, a size that the devices do not divide and, with the check on,
+    off. It refuses an empty gradient, a size that the devices do not divide and, with the check on,
     a gradient already summed.
     """
     if already and not check_vma:
@@ -85,8 +86,8 @@ def of_one(scatter, spec):
     devices=[1, 3, 8], dimension=[None, 1],
 )  # fmt: skip
 def test_init_each(init_each, seed, devices, dimension):
-    """`init_each` takes a key, and creates what `init` does, each matrix with a standard deviation
-    of 0.02; in any layout it draws the same numbers.
+    """`init_each` takes a key and creates the same arrays as `init`, each matrix with a standard
+    deviation of 0.02. In any layout it draws the same numbers.
     """
     key = jax.random.key(seed)
     expected = jax.eval_shape(init, key)
@@ -175,16 +176,17 @@ def step_is_right(name, sizes, size, rows, fault, tables, *first, tolerance=2e-4
 
 @contract("zero", "zero2_step", draws=12, devices=DEVICES, **STEPS)
 def test_zero2_step(devices, size, rows, fault, tables):
-    """`zero2_step` takes the parameters' specs and any number of devices that divide the batch; it
-    refuses a size that they do not divide and an integer among the parameters.
+    """`zero2_step` takes the parameters' specs, and a mesh of any number of devices that divides
+    the batch. It refuses sizes that this number does not divide, and an integer among the
+    parameters.
     """
     step_is_right("zero2_step", (devices,), size, rows, fault, tables)
 
 
 @contract("zero", "fsdp_step", "gather_layer", draws=12, devices=DEVICES, **STEPS)
 def test_fsdp_step(devices, size, rows, fault, tables):
-    """`fsdp_step` takes what `zero2_step` does, but any parameter may be sharded, except along the
-    dimension over which the scan loops.
+    """`fsdp_step` takes the same arguments as `zero2_step`. Any parameter may be sharded, except
+    along the dimension over which the scan loops.
     """
     step_is_right("fsdp_step", (devices,), size, rows, fault, tables)
 
@@ -194,8 +196,8 @@ def test_fsdp_step(devices, size, rows, fault, tables):
     sizes=[(1, 1), (1, 4), (3, 1), (2, 4), (2, 2)], **STEPS,
 )  # fmt: skip
 def test_hsdp_step(sizes, size, rows, fault, tables):
-    """`hsdp_step` takes what `fsdp_step` does, on a mesh of two axes, and the batch sharded over
-    both.
+    """`hsdp_step` takes the same arguments as `fsdp_step`, but a mesh of two axes. The batch is
+    sharded over both.
     """
     step_is_right("hsdp_step", sizes, size, rows, fault, tables)
 
@@ -205,8 +207,8 @@ def test_hsdp_step(sizes, size, rows, fault, tables):
     cast=["cast_first", "cast_last"], devices=DEVICES, **STEPS,
 )  # fmt: skip
 def test_mixed_step(cast, devices, size, rows, fault, tables):
-    """`mixed_step` takes what `fsdp_step` does, in float32, and `cast_last`, or `cast_first` to sum
-    the gradients of sharded arrays in bfloat16.
+    """`mixed_step` takes `cast_last` and the same arguments as `fsdp_step`, with a state in
+    float32. With `cast_first` instead, it sums the gradients of sharded arrays in bfloat16.
     """
     cast, name = copied("zero", cast), cast
     step_is_right("mixed_step", (devices,), size, rows, fault, tables, cast, tolerance=4e-2)

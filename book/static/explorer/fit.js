@@ -215,13 +215,10 @@ function notAModel({ layers, heads, kv_heads: kv, experts = 0, experts_per_token
 }
 
 // Why there are no such adapters on a model.
-function noAdapters({ d_model: d, experts, kv_rank }, { lora = 0, parameters }, name = "this model") {
+const isFrozen = (dtype) => ["nf4", "int8"].includes(dtype);
+function noAdapters({ d_model: d }, { lora = 0, parameters }) {
   if (lora > d) return wrong(`lora is ${lora}; use the rank of the adapters, a whole number up to ${plain(d)}, or 0 to train all parameters`);
-  if (lora && (experts || kv_rank)) {
-    return wrong(`adapters are counted for dense models alone, and ${name} has ${experts ? "a mixture of experts" : "latent attention"}; ` +
-      "leave lora out");
-  }
-  return parameters === "nf4" && !lora ? wrong("parameters in nf4 cannot be trained; add adapters on them, such as lora=16") : null;
+  return isFrozen(parameters) && !lora ? wrong(`parameters in ${parameters} cannot be trained; add adapters on them, such as lora=16`) : null;
 }
 
 // Why a chip cannot multiply in this dtype.
@@ -233,7 +230,7 @@ function noPeak(name, dtype = "bf16") {
 // Why there is no such step.
 function refused(model, given) {
   const [{ heads, kv_heads: kv, layers, experts }, { tensor, pipeline, stages, expert = 1 }] = [model, given];
-  const error = notAModel(model) || unknownHost(given) || noAdapters(model, given, given.name);
+  const error = notAModel(model) || unknownHost(given) || noAdapters(model, given);
   if (error) return error;
   if (pipeline * stages > layers) return wrong(`${pipeline * stages} stages are more than the ${layers} layers`);
   if (expert > 1 && (!experts || experts % expert)) {
@@ -248,11 +245,18 @@ function refused(model, given) {
 const DTYPES = { parameters: "bf16", gradients: "bf16", moments: "f32", master: "none" };
 const widths = (given) => Object.entries(DTYPES).map(([name, dtype]) => explorer.data.widths[given[name] ?? dtype] ?? 0);
 
-// Of adapters: the parameters of a layer, and the bytes of a parameter of the frozen model on average.
-function adaptersOf({ layers, d_model: d, d_ff: f, heads, kv_heads: kv, head_dim, gated }, { embedding, parameters }, given) {
-  const [rank, [wide], frozen] = [given.lora || 0, widths(given), given.parameters === "nf4"];
-  const each = rank * (2 * (d + heads * head_dim) + 2 * (d + kv * head_dim) + (gated ? 3 : 2) * (d + f));
-  return { rank, each, all: layers * each, frozen, mean: frozen ? (wide * (parameters - embedding) + 2 * embedding) / parameters : wide };
+// Of adapters: the parameters of those of routed experts, of all others, and of those that a token passes through; and the
+// bytes of a parameter of the frozen model on average.
+function adaptersOf({ layers, d_model: d, d_ff: f, heads, kv_heads: kv, head_dim, gated, experts, experts_per_token: chosen,
+  shared_experts: shared = 0, kv_rank: latent, q_rank = 0, rope_dim: rope }, { embedding, parameters, mixed, wide: hidden }, given) {
+  const [rank, [wide], frozen, values] = [given.lora || 0, widths(given), isFrozen(given.parameters), heads * head_dim];
+  const sides = latent ? d + heads * (head_dim + rope) + 2 * q_rank + d + 2 * latent + rope + 3 * values + d
+    : 2 * (d + values) + 2 * (d + kv * head_dim); // of attention's matrices
+  const mlp = given.adapted === "attention" ? 0 : rank * (gated ? 3 : 2);
+  const one = mlp * (d + hidden); // expert
+  const dense = layers * rank * sides + (layers - mixed) * mlp * (d + f) + mixed * shared * one;
+  const [routed, used] = mixed ? [mixed * experts * one, dense + mixed * chosen * one] : [0, dense];
+  return { rank, dense, routed, used, frozen, mean: frozen ? (wide * (parameters - embedding) + 2 * embedding) / parameters : wide };
 }
 
 // [the memory of a chip, that of its host, that of a frozen model], in the first stage, which keeps a micro-batch for each.
@@ -264,8 +268,8 @@ function memoryOf(model, counted, given) {
   const tokens = batch / (data * fsdp * expert * context * micro); // of a micro-batch
   const shards = fsdp * context * expert * tensor;
   const embedded = embedding / min(pipeline, 2);
-  const { rank, each, all, frozen } = adaptersOf(model, counted, given);
-  const held = (rank ? all / pipeline : (parameters - embedding) / pipeline + embedded) / shards; // of what is trained
+  const { rank, dense, routed, frozen } = adaptersOf(model, counted, given);
+  const held = (rank ? (dense + routed) / pipeline : (parameters - embedding) / pipeline + embedded) / shards; // of what is trained
   const base = rank ? (wide * (parameters - embedding) / pipeline + (frozen ? 2 : wide) * embedded) / shards : 0;
   const longer = stages > 1 && micro > 1 ? 1 + (pipeline - 1) / (pipeline * stages) : 1; // in an interleaved schedule
   const keeping = min(micro, pipeline) * longer * layers / pipeline; // layers whose activations are kept
@@ -274,7 +278,7 @@ function memoryOf(model, counted, given) {
   const kept = narrow ? [3, 2.5, 2, model.gated ? 1.25 : 1.5] : keeps;
   const once = min(wide, 2); // wider parameters are cast before they are gathered
   const gathered = counted.gathered(expert);
-  const whole = gathers === 1 ? (once * gathered + gradient * (rank ? each : gathered)) * layers / pipeline : 2 * once * gathered;
+  const whole = gathers === 1 ? (once * gathered + gradient * (rank ? (dense + routed / expert) / layers : gathered)) * layers / pipeline : 2 * once * gathered;
   return [{ // activations in bf16, logits in f32
     parameters: base + (rank ? gradient : wide) * held, // an adapter is as wide as its gradient
     gradients: gradient * held,
@@ -282,7 +286,7 @@ function memoryOf(model, counted, given) {
     ...(master ? { "master weights": master * held } : {}),
     activations: 2 * tokens * (keeping * width(kept) + min(keeping, 2) * width(hosts)) / tensor,
     working: 2 * tokens * (recomputes.length ? width(explorer.data.remat.none.keeps) : 0) / tensor +
-      (frozen ? 2 * model.d_model * model.d_ff / tensor : 0), // the largest matrix, in 16 bits again
+      (frozen ? 2 * model.d_model * (counted.mixed < layers ? model.d_ff : counted.wide) / tensor : 0), // a matrix in 16 bits again
     gathered: shards > tensor * expert ? whole / tensor : 0,
     logits: 4 * tokens * vocab / tensor,
   }, 2 * tokens * keeping * width(hosts) / tensor, base];
@@ -297,7 +301,8 @@ function step(model, counted, made, where, given) {
   const { chip } = made;
   const { recomputes, reads, pairs: repeated, keeps, hosts } = explorer.data.remat[remat];
   const [memory, onHost, base] = memoryOf(model, counted, given);
-  const { rank, all: inAdapters, frozen, mean } = adaptersOf(model, counted, given);
+  const { rank, frozen, mean, ...adapters } = adaptersOf(model, counted, given);
+  const [onMany, onDense] = [adapters.routed / expert, adapters.dense].map((n) => n / (tensor * pipeline));
   const [wide, gradient] = widths(given);
   const state = memory.parameters + memory.gradients + memory.moments + (memory["master weights"] || 0);
   const total = state + memory.activations + memory.working + memory.gathered + memory.logits;
@@ -307,7 +312,7 @@ function step(model, counted, made, where, given) {
   // Compute.
   const [forward, repeat, scores] = flopsOf(model, counted, sequence, recomputes);
   const [forwards, again] = [tokens / tensor * forward / pipeline, tokens / tensor * repeat / pipeline];
-  const adapting = 3 * 2 * inAdapters * tokens / (tensor * pipeline);
+  const adapting = 3 * 2 * adapters.used * tokens / (tensor * pipeline);
   // A frozen matrix has no gradient, which takes a third of its FLOPs.
   const useful = rank ? 3 * forwards - 2 * counted.multiplied * tokens / (tensor * pipeline) + adapting : 3 * forwards;
   const flops = useful + again;
@@ -317,8 +322,9 @@ function step(model, counted, made, where, given) {
 
   // HBM.
   const [many, dense] = [routed / expert, parameters - routed].map((n) => n / (tensor * pipeline)); // of experts, and others
-  const trained = rank ? inAdapters / (tensor * pipeline) : many + dense;
-  const restored = frozen ? micro * reads * 4 * (allLayers * (attention + ff) / (tensor * pipeline)) : 0; // in 16 bits, each pass
+  const trained = rank ? onMany + onDense : many + dense;
+  const stored = allLayers * (attention + ff) - mixed * (chosen || 0) * counted.each + routed / expert; // with all experts
+  const restored = frozen ? micro * reads * 4 * stored / (tensor * pipeline) : 0; // in 16 bits, each pass
   const update = 2 * (state - memory.gradients - base) + memory.gradients + restored;
   const forToken = tokens * allLayers / (tensor * pipeline) * 2; // of one element of its width
   const moved = width(hosts) * forToken;
@@ -334,12 +340,11 @@ function step(model, counted, made, where, given) {
   const crossings = pipeline > 1 ? 2 * stages : 0;
   const [gather, scatter] = gathers === 2 ? [2 * micro, micro] : [1, 1];
   const sent = (chosen || 0) * mixed / pipeline * (4 + 2 * recomputes.includes("mlp")); // arrays to the experts and back
-  const adapters = inAdapters / (tensor * pipeline);
-  const sharded = (at, n) => [[at, "all-gather", gather * layers, gather * (n * min(mean, 2) + adapters * gradient)],
-    [at, "reduce-scatter", scatter * layers, scatter * (rank ? adapters : n) * gradient]];
+  const sharded = (at, n, on) => [[at, "all-gather", gather * layers, gather * (n * min(mean, 2) + on * gradient)],
+    [at, "reduce-scatter", scatter * layers, scatter * (rank ? on : n) * gradient]];
   const moves = {
-    data: [["data", "all-reduce", layers, (rank ? adapters : dense + many * expert) * tensor / (fsdp * context * expert * tensor) * gradient]],
-    fsdp: [...sharded("fsdp", dense), ...(experts ? sharded("routed", many) : [])],
+    data: [["data", "all-reduce", layers, (rank ? onDense + onMany * expert : dense + many * expert) * tensor / (fsdp * context * expert * tensor) * gradient]],
+    fsdp: [...sharded("fsdp", dense, onDense), ...(experts ? sharded("routed", many, onMany) : [])],
     tensor: [["tensor", "all-reduce", micro * pairs, pairs * held]],
     pipeline: [["pipeline", PERMUTE, crossings * micro, crossings * held / tensor]],
     context: [["context", PERMUTE, blocks * (context - 1), (context - 1) * blocks / micro * tokens * keys * 2]],
@@ -411,6 +416,6 @@ function fit(given) {
 }
 
 Object.assign(explorer, {
-  axisSeconds, fit, flopsOf, linkShare, machine, noAdapters, noPeak, notAModel, place, places, sizesOf, splits, step, unknownHost,
+  axisSeconds, fit, flopsOf, isFrozen, linkShare, machine, noAdapters, noPeak, notAModel, place, places, sizesOf, splits, step, unknownHost,
 });
 });

@@ -110,7 +110,7 @@ function plan(given, helps = true) {
     return wrong(`a batch of ${batch} tokens is not a whole number of sequences of ${sequence} tokens; use ` +
       `${below ? `${below} or ` : ""}${below + sequence}`);
   }
-  const error = noPeak(chip, given.products) || unknownHost(given) || noAdapters(model, given, given.name);
+  const error = noPeak(chip, given.products) || unknownHost(given) || noAdapters(model, given);
   if (error) return error;
   const [all, even] = shared(made, given, isSeveral(made));
   if (!even.length) {

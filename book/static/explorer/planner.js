@@ -1,12 +1,12 @@
 // The page of the planner: controls, answer, tables, plots.
 (function (explorer) {
 "use strict";
-const { bar, bytesText, codeBox, figure, folded, fromConfig, g, gigabytes, h, meshText, pictures, plain, planCode, rect,
+const { bar, bytesText, codeBox, figure, folded, fromConfig, g, gigabytes, h, isFrozen, meshText, pictures, plain, planCode, rect,
   share, sizesOf, table, text, timeText } = explorer;
 const ALL = ("layers d_model d_ff heads kv_heads head_dim vocab experts experts_per_token shared_experts expert_d_ff dense_layers " +
   "kv_rank q_rank rope_dim window local_layers").split(" "); // the sizes of a model
 const STATE = { parameters: "bf16", gradients: "bf16", moments: "f32", master: "none" };
-const KEYS = [...("use model chip chips slices batch sequence remat tokens products overlap dispatch lora parameters gradients moments master prompt " +
+const KEYS = [...("use model chip chips slices batch sequence remat tokens products overlap dispatch lora adapted parameters gradients moments master prompt " +
   "output latency first weights cache reserve choice gated tied").split(" "), ...ALL];
 const isTpu = (chip) => explorer.data.chips[chip].torus.length > 0;
 const digits = (n, many = 3) => plain(Number(n.toPrecision(many)));
@@ -23,7 +23,7 @@ function given(form) {
     ...(explorer.data.models[form.model] ? { name: form.model } : {}),
     ...Object.fromEntries(number(["chips", "reserve"])),
     ...Object.fromEntries(form.use === "serve" ? [...number(["prompt", "output", "latency", "first"]), ...chosen(["weights", "cache"])]
-      : [...number(["batch", "sequence", "lora"]), ...chosen(["remat", "products", "dispatch", ...Object.keys(STATE)]),
+      : [...number(["batch", "sequence", "lora"]), ...chosen(["remat", "products", "dispatch", "adapted", ...Object.keys(STATE)]),
       ["overlap", (form.overlap || "").split(",").filter((axis) => axis)]]),
     slices: isTpu(form.chip) && form.use !== "serve" ? Number(form.slices) : 1,
   };
@@ -45,6 +45,7 @@ function command(form) {
   return `${words} ${form.chips} --batch-tokens ${form.batch} --sequence ${form.sequence}` +
     `${isTpu(form.chip) ? option("slices", form.slices, "1") : ""}${option("remat", form.remat, "")}` +
     `${option("products", form.products, "bf16")}${option("overlap", form.overlap.replace(",", " "), "")}${option("dispatch", form.dispatch, "expert")}${option("lora", form.lora, "0")}` +
+    `${Number(form.lora) ? option("adapted", form.adapted, "all") : ""}` +
     `${Object.entries(STATE).map(([name, usual]) => option(name, form[name], usual)).join("")}${reserve}`;
 }
 
@@ -128,7 +129,7 @@ function bandOf({ mesh }, { model, chip, sequence, products = "bf16", lora = 0, 
   const axes = order.filter((axis) => mesh[axis] > 1);
   const untested = !Object.keys(fitted[family].products).some((name) => chip.startsWith(name));
   const has = {
-    quantised: lora > 0 && parameters === "nf4", adapters: lora > 0 && !untested, "narrow mixture": model.experts > 0 && products !== "bf16", mixture: model.experts > 0, long: !lora && (axes.includes("context") || sequence >= most.long),
+    quantised: lora > 0 && isFrozen(parameters), "adapted mixture": lora > 0 && model.experts > 0, adapters: lora > 0 && !untested, "narrow mixture": model.experts > 0 && products !== "bf16", mixture: model.experts > 0, long: !lora && (axes.includes("context") || sequence >= most.long),
     narrow: !lora && products !== "bf16", chip: untested,
     pipeline: axes.includes("pipeline") && axes.length > 2, dense: true,
   };
@@ -305,6 +306,8 @@ function serve(form) {
   const layout = layouts[Math.max(at, 0)];
   const { best, points, bands } = layout;
   const band = (of, n, write) => (of ? range(n, of.factor, write) : "no range is known");
+  const firstText = ({ sequences, expected: { first, burst } }) => timeText(first) + (sequences > 1 ? ` to ${timeText(burst)}` : "");
+  const firstBand = ({ first, burst }, of) => (of ? `${timeText(first / of.factor)} to ${timeText(burst * of.factor)}` : band());
   const said = (of) => (of ? of.words : "no range is known; fewer than eight published servers test it");
   const why = best.fits ? "no number of requests is as fast as asked for"
     : `one sequence needs ${gigabytes(best.total_bytes)}, and ${gigabytes(usable)} are there`;
@@ -316,7 +319,7 @@ function serve(form) {
       `${i + 1}. ${layoutText(each)}`);
     return [fitMark(each.best.fits), [button, h("small", {}, each.best.meets ? `${plain(each.best.requests)} requests`
       : each.best.fits ? "slower than asked for" : "not even one sequence")],
-      count(each.best.speed), timeText(each.best.expected.token), timeText(each.best.expected.first),
+      count(each.best.speed), timeText(each.best.expected.token), firstText(each.best),
       `${(each.best.total_bytes / 1e9).toFixed(1)} GB`, each.best.bound];
   });
   const dots = (of) => points.map((point) => [point.requests, of(point), point.meets, point.requests === best.requests]);
@@ -327,13 +330,14 @@ function serve(form) {
       answered(tiles({
         "Time per token": [timeText(best.expected.token), band(bands.token, best.expected.token, timeText)],
         "Tokens/s per chip": [count(best.speed), band(bands.throughput, best.speed, count)],
-        "First token": [timeText(best.expected.first), band(bands.first, best.expected.first, timeText)],
+        "First token": [firstText(best), firstBand(best.expected, bands.first)],
         Memory: [`${(best.total_bytes / 1e9).toFixed(1)} of ${digits(has / 1e9)} GB`,
           best.fits ? `✓ fits, ${asked.reserve} % reserved` : `✗ ${gigabytes(best.total_bytes - usable)} too much`, !best.fits],
         "All chips": [`${count(best.requests_per_second)} requests/s`, `${plain(best.requests)} at a time`],
         "At least": [`${timeText(best.least.token)} a token`, `at most ${count(best.most)} tokens/s per chip`],
       }), h("p", { class: "planner-range" }, `Time for each token: ${said(bands.token)}. Throughput: ${said(bands.throughput)}. ` +
-        `Time to the first token: ${said(bands.first)}.`),
+        `Time to the first token${best.sequences > 1 ? ", from requests that come independently to the last of a burst" : ""}: ` +
+        `${said(bands.first)}.`),
       ...marks(untested ? ["Fewer than eight published servers are like this one."] : []),
       ...commandBox(command(form))),
       h("h2", {}, "Layouts, ranked"),

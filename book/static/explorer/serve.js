@@ -75,15 +75,17 @@ function prefill(given, on, batch) {
 }
 
 // --- A server: shardlab.serving ---
-// Times of a replica that prefills prompts between its steps: to the first token, for each token, for one that is slower than
-// 95 of 100, and requests per second.
+// Times of a replica that prefills prompts between its steps: to the first token if requests come independently, and of the
+// last of a burst; for each token, for one that is slower than 95 of 100, and requests per second.
 function composed([step, own], first, prompt, waits, sequences, output) {
   const others = (sequences - 1) * prompt / output;
   const prompts = prompt / (prompt + output * step / sequences); // the share of the time that they take
   const busy = sequences * prompt / (sequences * prompt + output * own);
   const queue = min(busy / (2 * max(1 - busy, 1e-9)), (sequences - 1) / 2); // prompts that a request finds before its own
+  const wait = sequences > 1 ? waits * own : 0;
+  const met = first + wait / 2 + waits * queue * prompt;
   return {
-    first: first + waits * (own / 2 + queue * prompt), token: own + others, prompts,
+    first: met, burst: max(met, sequences * prompt + wait), token: own + others, prompts,
     slow: (sequences - 1) / output > explorer.data.served.slow ? own + first : own,
     rate: sequences / (first + output * (step + others)),
   };

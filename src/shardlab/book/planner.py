@@ -188,6 +188,7 @@ def _controls(model, chip, chips, batch_tokens, sequence, remat):
         + select("overlap", "Overlapped with products", OVERLAPPED)
         + select("dispatch", "Tokens sent to experts", DISPATCHED)
         + _count("lora", "LoRA rank, 0 for none", 0, 0)
+        + select("adapted", "LoRA on matrices of", {"all": "all layers", "attention": "attention"})
     )
     state = "".join(select(name, name.capitalize(), dtypes) for name, dtypes in STATE.items())
     state += select("master", "Master weights", MASTER)

@@ -103,7 +103,14 @@ def add_arguments(command):
         default=0,
         metavar="RANK",
         help="fine-tune with adapters of this rank on a frozen model, such as 16; with "
-        "--parameters nf4 as QLoRA does (0: train all parameters)",
+        "--parameters nf4 as QLoRA does, or int8 (0: train all parameters)",
+    )
+    command.add_argument(
+        "--adapted",
+        default="all",
+        metavar="MATRICES",
+        help="with --lora, on which matrices adapters are: attention, or all of the layers, in a "
+        "mixture those of each expert too (all)",
     )
     command.add_argument(
         "--axes",
@@ -230,11 +237,14 @@ def _run(options):
             overlap=options.overlap,
             dispatch=options.dispatch,
             lora=lora,
+            adapted=options.adapted if lora else "all",
             dtypes={name: None if dtype == "none" else dtype for name, dtype in state.items()},
         )
 
     changed = [f"--{name}" for name, default in STATE.items() if getattr(options, name) != default]
     changed += ["--lora"] * bool(options.lora)
+    if options.adapted != "all" and not options.lora:
+        raise ValueError("without --lora, --adapted has no effect; add --lora 16")
     if changed and options.verify:
         raise ValueError(
             "--verify compiles steps with bfloat16 parameters and gradients and float32 "
@@ -311,8 +321,6 @@ def _text(proposal, options, planned):
 
 def _fine_tunes(proposal, planned):
     """Where nothing fits: what fine-tuning with adapters needs instead, if that fits."""
-    if proposal.model.experts or proposal.model.kv_rank:
-        return
     lora = proposal.lora or 16
     for option, parameters in (("", "bf16"), (" --parameters nf4", "nf4")):
         if proposal.lora and proposal.dtypes.get("parameters") == parameters:
@@ -355,7 +363,8 @@ def _assumed(proposal, options):
     chosen = "" if options.remat else ", the fastest of those that fit"
     if not (options.remat or proposal.fitting):
         chosen = ", as no other fits either"
-    frozen = f"adapters of rank {options.lora}, the model is frozen; " if options.lora else ""
+    where = " on attention" if options.adapted == "attention" else ""
+    frozen = f"adapters of rank {options.lora}{where}, the model is frozen; " if options.lora else ""
     return (
         f"Assumed: {frozen}computed again in the backward pass: {label} "
         f"(--remat {proposal.remat}{chosen});\n{options.products} products; {each}."

@@ -19,7 +19,8 @@ ENOUGH = 8  # runs of which a band is made
 
 # In the order in which they are asked, so that each plan is of one kind.
 KINDS_OF_PLANS = {
-    "quantised": "adapters on a frozen model in four bits (QLoRA)",
+    "quantised": "adapters on a frozen model in four or eight bits (QLoRA)",
+    "adapted mixture": "adapters on a frozen mixture of experts",
     "adapters": "adapters on a frozen model (LoRA)",
     "narrow mixture": "mixtures of experts with products in fp8 or int8",
     "mixture": "mixtures of experts with bf16 products",
@@ -55,11 +56,12 @@ def kind_of_plan(
       parameters: dtype of the model's parameters.
     """
     untested = not any(chip.name.startswith(name) for name in FITTED[_family(chip)].products)
-    if lora and untested and parameters not in FROZEN:
+    if lora and untested and parameters not in FROZEN and not model.experts:
         return "chip"
     long_axes = [axis for axis in MESH_AXES if mesh.get(axis, 1) > 1]
     has = {
         "quantised": lora > 0 and parameters in FROZEN,
+        "adapted mixture": lora > 0 and model.experts > 0,
         "adapters": lora > 0,
         "narrow mixture": model.experts > 0 and products != "bf16",
         "mixture": model.experts > 0,

@@ -205,6 +205,11 @@ def _of_server(server):
         for slower in (server.slower(expected=False), server.slower())
     )
     band = serving.band_of(server.band)
+    factor = band.factor if band else None
+    if server.kind == "loaded":  # the middle of its range, and the factor from there to its ends
+        first, burst = server.ends()
+        expected = (first * burst) ** 0.5
+        factor = factor and factor * (burst / first) ** 0.5
     return Entry(
         name,
         kind,
@@ -212,7 +217,7 @@ def _of_server(server):
         unit,
         bound,
         expected,
-        band.factor if band else None,
+        factor,
         server.fit,
         server.source,
     )

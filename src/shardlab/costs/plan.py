@@ -151,8 +151,8 @@ class Plan:
     fewer axes come first.
 
     Attributes:
-      model, machine, batch_tokens, sequence, remat, products, dtypes, overlap, dispatch, lora: as
-        asked.
+      model, machine, batch_tokens, sequence, remat, products, dtypes, overlap, dispatch, lora,
+        adapted: as asked.
       choices: a tuple of `Choice`.
       uneven: how many meshes were left out because they cannot share the sequences of a batch
         evenly.
@@ -173,6 +173,7 @@ class Plan:
     overlap: tuple[str, ...] = ()
     dispatch: str = "expert"
     lora: int = 0
+    adapted: str = "all"
 
     @property
     def chip(self) -> hardware.Chip:
@@ -349,7 +350,7 @@ class Plan:
             "batch_tokens": self.batch_tokens, "sequence": self.sequence,
             "remat": getattr(self.remat, "label", self.remat), "dtypes": dict(self.dtypes),
             "products": self.products, "overlap": self.overlap, "dispatch": self.dispatch,
-            "lora": self.lora,
+            "lora": self.lora, "adapted": self.adapted,
             "usable_bytes": self.machine.usable_bytes, "meshes": len(self.choices),
             "fitting": len(self.fitting),
             "uneven": self.uneven, "kind": self.kind,
@@ -410,6 +411,7 @@ def plan(
     overlap: Sequence[str] = (),
     dispatch: str = "expert",
     lora: int = 0,
+    adapted: str = "all",
     nearest_batch: bool = False,
 ) -> Plan:
     """Predict the cost of every mesh for a model on a machine.
@@ -448,8 +450,8 @@ def plan(
         moments; with float32 for "parameters" and "gradients" 16, as in MaxText.
       overlap, dispatch: what the framework does with collectives, as for
         `shardlab.costs.step_cost`.
-      lora: the rank of adapters on a frozen model, as for `shardlab.costs.step_cost`; 0 trains all
-        parameters.
+      lora, adapted: the rank of adapters on a frozen model, and on which matrices they are, as for
+        `shardlab.costs.step_cost`; 0 trains all parameters.
       nearest_batch: whether a batch that no mesh shares evenly is replaced by the nearest that one
         does.
 
@@ -508,6 +510,7 @@ def plan(
         dispatch=dispatch,
         overlap=overlap,
         lora=lora,
+        adapted=adapted,
     )
     setting.check()
     search = _Search(axes, microbatches, stages, gathers)
@@ -529,6 +532,7 @@ def plan(
         overlap=overlap,
         dispatch=dispatch,
         lora=lora,
+        adapted=adapted,
     )
     if proposal.fitting:
         return proposal

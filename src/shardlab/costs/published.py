@@ -200,14 +200,24 @@ class Server:
     def slower(self, expected: bool = True) -> float:
         """The measured time over the expected one, or over the lower bound."""
         way = self.parts().ways()[expected]
-        if self.kind == "first_token":  # which waits for no other
-            return float(self.measured / way.first)
-        first, token, _, _, rate, _ = serving.composed(
+        first, burst, token, _, _, rate, _ = serving.composed(
             way, self.batch, self.prompt, self.answer, self.chunk
         )
         if self.kind == "throughput":
             return float(rate * self.answer / self.tensor / self.measured)
-        return float(self.measured / (token if self.kind == "token" else first))
+        if self.kind == "first_token":  # which waits for no other
+            return float(self.measured / way.first)
+        if self.kind == "loaded":  # 1 between the two times
+            nearest = min(max(self.measured, first), burst) if expected else first
+            return float(self.measured / nearest)
+        return float(self.measured / token)
+
+    def ends(self) -> tuple[float, float]:
+        """The expected times to a first token: if it meets no other prompt, and in a burst."""
+        first, burst, *_ = serving.composed(
+            self.parts().ways()[1], self.batch, self.prompt, self.answer, self.chunk
+        )
+        return float(first), float(burst)
 
 
 def _rows(table):

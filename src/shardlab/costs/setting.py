@@ -11,7 +11,7 @@ import numpy as np
 from shardlab._arguments import Numbers, first, one_of, whole
 from shardlab.costs.communication.places import replica_places
 from shardlab.costs.dtypes import dtype_bytes
-from shardlab.costs.steps.adapters import adapter_parameters, check_adapters, mean_bytes
+from shardlab.costs.steps.adapters import Adapters, adapters_of, check_adapters, mean_bytes
 from shardlab.costs.steps.remat import Remat
 from shardlab.machines import hardware
 from shardlab.machines.hardware import Chip, Machine
@@ -54,7 +54,7 @@ class TrainingSetting:
       chip: the kind of chip.
       machine: the `Machine`; None for the one that as many chips form as a parallelism has.
       batch_tokens, sequence, remat, torus_axes, efficiency, gathers, products, dispatch, overlap,
-        lora: as for `step_cost`, but the remat as a `Remat`.
+        lora, adapted: as for `step_cost`, but the remat as a `Remat`.
       dtypes: the `Dtypes`.
     """
 
@@ -72,6 +72,7 @@ class TrainingSetting:
     dispatch: str = "expert"
     overlap: Sequence[str] = ()
     lora: int = 0
+    adapted: str = "all"
 
     def check(self) -> None:
         """ValueError if a part of it is wrong, whatever the mesh, which is to be checked first."""
@@ -93,7 +94,7 @@ class TrainingSetting:
             raise ValueError(f"gathers={gathers!r}; use 2, or 1 if gathered parameters are kept")
         for axis in self.overlap:
             one_of("overlap", axis, OVERLAPS)
-        check_adapters(self.model, self.lora, self.dtypes.parameters)
+        check_adapters(self.model, self.lora, self.dtypes.parameters, self.adapted)
         _ = self.dtypes.sizes
         # Without these there is no step, though `training_memory` may leave them out.
         for name in ("parameters", "gradients", "activations"):
@@ -106,9 +107,9 @@ class TrainingSetting:
         return (self.machine or Machine(self.chip, ())).usable_bytes
 
     @property
-    def adapters(self) -> int:
-        """Parameters of all adapters."""
-        return self.model.layers * adapter_parameters(self.model, self.lora)
+    def adapters(self) -> Adapters:
+        """How many parameters the adapters have."""
+        return adapters_of(self.model, self.lora, self.adapted)
 
     @property
     def parameter_bytes(self) -> float:

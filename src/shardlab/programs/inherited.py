@@ -125,6 +125,7 @@ class Order:
       better: a spec of the array with which nothing would be exchanged, as text.
       argument: the number of the argument that is the array; None for a computed one.
       axes: the axes whose order differs.
+      is_result: whether the array is a result of the program, which is asked for in `other`.
     """
 
     place: Site
@@ -133,6 +134,7 @@ class Order:
     better: str
     argument: int | None
     axes: tuple[str, ...]
+    is_result: bool = False
 
 
 @dataclass(frozen=True)
@@ -285,7 +287,12 @@ class Inheritance:
         one of the first dimension of a computed array, as of the batch that FSDP's weights should
         meet in shards.
       searched: where what lacks the axis of a `Loss` is sorted or searched, by the `Loss`.
-      refused: those of them that an explicit axis must lack, as sorts along it refuse it.
+      reduced: where what lacks it is summed up, or its maximum taken, along the dimension that the
+        axis divided, by the `Loss`.
+      entered: the losses of what a product has used.
+      produced: the product whose result a constraint makes whole, by the `Loss`.
+      candidates: the losses of what a shard_map has returned, as each device's own largest.
+      refused: those of `searched` that an explicit axis must lack, as sorts along it refuse it.
       regained: where a constraint gives the axis of a `Loss` back, and only element-wise operations
         stand between, by the `Loss`.
       needed: the losses of what other operations have used.
@@ -327,6 +334,10 @@ class Inheritance:
     repeated: dict[Loss, Counter] = field(default_factory=dict)
     by_weights: dict[Loss, Counter] = field(default_factory=dict)
     searched: dict[Loss, Site] = field(default_factory=dict)
+    reduced: dict[Loss, Site] = field(default_factory=dict)
+    entered: set[Loss] = field(default_factory=set)
+    produced: dict[Loss, Site] = field(default_factory=dict)
+    candidates: set[Loss] = field(default_factory=set)
     refused: set[Loss] = field(default_factory=set)
     regained: dict[Loss, Site] = field(default_factory=dict)
     needed: set[Loss] = field(default_factory=set)
@@ -376,8 +387,9 @@ class _Value:
     the compiler alone decides the dimension, because what it is computed from has them twice; the
     constraint that it is, up to a factor, if nothing else is stored; the argument that it is, up to
     a factor; the losses that a constraint makes of what only an index uses; those after which it
-    is only computed element by element; and the axes that an operation other than a product or a
-    sum, such as a split, has left out.
+    is only computed element by element; the axes that an operation other than a product or a sum,
+    such as a split, has left out; whether it is the result of a shard_map; and the product that it
+    is, up to its type and layout.
     """
 
     axes: tuple[tuple[str, ...], ...] = ()
@@ -395,13 +407,17 @@ class _Value:
     unused: frozenset = frozenset()
     spread: frozenset = frozenset()
     mixed: frozenset = frozenset()
+    is_mapped: bool = False
+    product: Site | None = None
 
     @property
     def named(self):
         return {axis for axes in self.axes for axis in axes}
 
 
-def inherited_axes(jaxpr: Any, shardings: Sequence[Any]) -> Inheritance:
+def inherited_axes(
+    jaxpr: Any, shardings: Sequence[Any], results: Sequence[Any] = ()
+) -> Inheritance:
     """Follow the axes of a program's arguments through it.
 
     >>> from shardlab.programs.inherited import corrected, inherited_axes
@@ -417,6 +433,7 @@ def inherited_axes(jaxpr: Any, shardings: Sequence[Any]) -> Inheritance:
     Args:
       jaxpr: as `jax.jit(f).trace(...).jaxpr.jaxpr` is.
       shardings: of its arguments, in order; None where there is none that names axes.
+      results: of its results, as they are asked for; without them their order is not looked at.
     """
     follower = _Follower()
     for sharding in shardings:
@@ -428,7 +445,12 @@ def inherited_axes(jaxpr: Any, shardings: Sequence[Any]) -> Inheritance:
     ]
     follower.arguments = values
     follower.shown.arguments = {value.argument: value.axes for value in values}
-    follower.run(jaxpr, values, 1, frozenset(), None)
+    values = follower.run(jaxpr, values, 1, frozenset(), None)
+    if len(results) == len(values):
+        makers = {variable: one for one in jaxpr.eqns for variable in one.outvars}
+        for variable, value, sharding in zip(jaxpr.outvars, values, results, strict=True):
+            if not hasattr(variable, "val") and variable in makers:
+                follower.returned(makers[variable], variable, value, sharding)
     return follower.shown
 
 
@@ -544,12 +566,18 @@ class _Follower:
     def _simple(self, equation, values, axes, is_known, times, within, manual):
         """The results of an equation that contains no jaxpr."""
         name, params = equation.primitive.name, equation.params
+        operand = getattr(equation.invars[0].aval, "shape", ()) if equation.invars else ()
         lost = frozenset().union(*(value.lost for value in values))
         differs = frozenset().union(*(value.differs for value in values))
         differs = communicated(equation, differs)
         undecided = frozenset().union(*(value.undecided for value in values))
         if name in ("dot_general", "conv_general_dilated"):
             lost = self._product(equation, values, lost, differs | within, times, manual)
+        if name in _REDUCTIONS - {*_SEARCHES} and manual is None:
+            for loss in values[0].lost:
+                is_along = loss.dimension in params["axes"] and len(loss.spec) == len(operand)
+                if is_along and loss.axis not in values[0].named and not is_backward(equation):
+                    self.shown.reduced.setdefault(loss, self._place(equation))
         if name in _SEARCHES and manual is None:
             for loss in values[0].lost:
                 if loss.axis not in values[0].named:
@@ -595,6 +623,7 @@ class _Follower:
                     scaled=scaled,
                     spread=spread,
                     mixed=mixed - named,
+                    product=self._place(equation) if name == "dot_general" else moved.product,
                 )
             )
         return results
@@ -702,7 +731,8 @@ class _Follower:
             for one in (getattr(atom.aval, "shape", ()) for atom in equation.invars)
         ):
             return self._met(equation, values, shape)
-        return None
+        # whatever mixes arrays without axes, such as random bits of a key, has none
+        return None if any(value.named for value in values) else ((),) * len(shape)
 
     def _met(self, equation, values, shape):
         """The axes of arrays of one shape that meet, and where their orders differ."""
@@ -725,7 +755,18 @@ class _Follower:
             )
         return merged
 
-    def _ordered(self, equation, value, other, better, undecided=frozenset()):
+    def returned(self, equation, variable, value, sharding):
+        """Notes a result that is asked for with the axes of its dimensions exchanged."""
+        rank = len(getattr(variable.aval, "shape", ()))
+        if not isinstance(sharding, NamedSharding) or not value.is_known:
+            return
+        asked = by_dimension(sharding.spec, rank, sharding.mesh.shape)
+        moved = [axes for axes, new in zip(value.axes, asked, strict=True) if axes != new]
+        are_exchanged = len({*moved} - {()}) > 1 and sorted(value.axes) == sorted(asked)
+        if value.argument is None and are_exchanged:
+            self._ordered(equation, value, asked, asked, is_result=True)
+
+    def _ordered(self, equation, value, other, better, undecided=frozenset(), is_result=False):
         if any(axis.endswith(_REST) for axes in (*value.axes, *other) for axis in axes):
             return
         moved = {
@@ -737,7 +778,8 @@ class _Follower:
         if moved & (undecided | value.undecided):
             return  # as a gradient, to which FSDP's weights and the batch both give one axis
         specs = (text_of(axes) for axes in (value.axes, other, better))
-        order = Order(self._place(equation), *specs, value.argument, tuple(sorted(moved)))
+        axes = tuple(sorted(moved))
+        order = Order(self._place(equation), *specs, value.argument, axes, is_result)
         self.shown.orders.setdefault(order)
 
     def _product(self, equation, values, lost, differs, times, manual):
@@ -774,6 +816,7 @@ class _Follower:
             self._columns(equation, *sides)
             self._clashing(equation, *sides)
         computed = set().union(*(value.named for value in sides if value.argument is None))
+        self.shown.entered |= lost
         for loss in lost:
             by_loss = self.shown.repeated
             if loss.axis in named:
@@ -858,6 +901,8 @@ class _Follower:
                     argument = other.argument if is_operand else next(iter(weights), None)
                     if argument is None or (not is_operand and one.argument is not None):
                         continue
+                    if not is_operand and is_backward(equation):
+                        continue  # the forward pass has met both, as tokens and experts
                     shape = variable.aval.shape
                     clash = Clash(
                         self._place(equation),
@@ -943,6 +988,10 @@ class _Follower:
                     value.argument,
                 )
                 lost.add(loss)
+                if value.is_mapped:
+                    self.shown.candidates.add(loss)
+                if value.product is not None and not is_backward(equation):
+                    self.shown.produced.setdefault(loss, value.product)
                 if after and value.argument is None and not is_backward(equation):
                     self.shown.replaced.setdefault(loss)
         is_known = value.is_known or not free
@@ -1022,7 +1071,7 @@ class _Follower:
             if again:
                 self.shown.repeated.setdefault(loss, Counter()).update(again)
         return [
-            _Value(by_dimension(spec, rank, sizes), None, result.lost)
+            _Value(by_dimension(spec, rank, sizes), None, result.lost, is_mapped=True)
             for result, spec, rank in zip(results, outs, ranks, strict=True)
         ]
 

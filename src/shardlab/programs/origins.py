@@ -12,7 +12,8 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -185,6 +186,19 @@ class Origins:
                 for called in re.findall(r"\b(?:calls|to_apply|body)=%?([\w.\-]+)", line):
                     self._callers.setdefault(called, (here, name))
 
+    @cached_property
+    def mapped_callbacks(self) -> Mapping[tuple[str, int], int]:
+        """How many times `jax.vmap` makes a callback's line call the host, by (file, line), where
+        it does for each of its members; 0 for calls in a loop.
+        """
+        calls = Counter()
+        for here in self._program:
+            for line in here.matching(r" (custom-call|send)\("):
+                stack, place = self._metadata(line.line)
+                if _operation(stack) in CALLBACKS and "vmap(" in stack:
+                    calls[place] += 0 if "while" in stack else 1
+        return {place: times for place, times in calls.items() if times != 1}
+
     @promised()
     def of(self, instruction: Instruction, axes: Sequence[str] | None = None) -> Origin:
         """The `Origin` of an instruction; for a collective with the mesh `axes` along which it
@@ -287,6 +301,23 @@ class Origins:
             if here is not None and here[name].kind == "while"
             else ""
         )
+
+    @promised()
+    def added_up(self, sums: Sequence[Instruction]) -> tuple[int, int]:
+        """How many of the arrays that collectives of a computation add over devices are only added
+        to one another, as one or with a factor each, and to how many sums they are added up.
+        """
+        here = sums[0].home
+        names, groups = [], []
+        for end in map(_end, sums):
+            users = self._uses.users(here).get(end.name, ())
+            parts = [name for name in users if here[name].kind == "get-tuple-element"]
+            names += parts or [end.name]
+        for _, terms in self._uses.added_up(here, names):
+            joined = [group for group in groups if group & terms]
+            groups = [group for group in groups if not group & terms]
+            groups.append(terms.union(*joined))
+        return sum(map(len, groups)), len(groups)
 
     def made(self, instruction: Instruction) -> tuple[str, str, str, int]:
         """The operation and the pass of what makes a value, and its file and line: that of the

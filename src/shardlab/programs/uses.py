@@ -8,7 +8,7 @@ leaves it.
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from shardlab.programs.hlo import (
     COLLECTIVES,
@@ -142,6 +142,39 @@ class Uses:
                 return 0
             parts.add(whole[along[0]])
         return max(parts, default=0)
+
+    def added_up(
+        self, here: Computation, names: Iterable[str]
+    ) -> list[tuple[Instruction, frozenset[str]]]:
+        """The additions that add several values of a computation, or multiples of these, and are
+        their only uses: each with the names of all that it adds.
+
+        Args:
+          here: the computation.
+          names: of the values.
+        """
+        reached, direct = {}, {}
+        for value in names:
+
+            def is_end(user, place):
+                return user.kind not in _LINEAR or (user.kind == "divide" and place > 0)
+
+            def is_end_of_sum(user, place, value=value):
+                if user.kind == "add":
+                    key = user.home.name, user.name
+                    reached.setdefault(key, (user, ({}, {})))[1][place][value] = None
+                return user.kind != "add" and is_end(user, place)
+
+            uses = self._reached(here, value, is_end)
+            direct[value] = {(user.home.name, user.name) for user, ends in uses if ends}
+            deque(self._reached(here, value, is_end_of_sum), maxlen=0)
+        sums = {
+            key: (user, frozenset({*left, *right}))
+            for key, (user, (left, right)) in reached.items()
+            if left and right and not left.keys() & right.keys()
+        }
+        only = {value for value, uses in direct.items() if uses and uses <= sums.keys()}
+        return [(user, terms & only) for user, terms in sums.values() if len(terms & only) > 1]
 
     def _reached(self, here, name, stops, callers=()):
         """What uses a value, nearest first, each with what `stops` says; if that is False, its

@@ -50,13 +50,15 @@ class Mismatch:
     """A value of a shard_map that does not differ between devices as its author must mean.
 
     Attributes:
-      kind: "result" if it is declared replicated and differs, "noise" if random numbers are the
-        same on devices whose data differ, "samples" if gradients of single samples are added over
-        devices, "indices" if devices look up the same places, each in its own shard, "decisions" if
-        each device draws for itself whether it takes what another one has sent, "branches" if each
-        decides for itself whether it takes the branch that has a collective, "quotients" if
-        quotients by each device's own sum are added, "backward" if the backward pass of a sum over
-        devices adds what is equal on them, and "defensive" if that of a whole shard_map does.
+      kind: "result" if it is declared replicated and differs, "exchanged" if it may differ, or be
+        equal again since devices have exchanged values, as at the end of a ring, "noise" if random
+        numbers are the same on devices whose data differ, "samples" if gradients of single samples
+        are added over devices, "indices" if devices look up the same places, each in its own shard,
+        "decisions" if each device draws for itself whether it takes what another one has sent,
+        "branches" if each decides for itself whether it takes the branch that has a collective,
+        "quotients" if quotients by each device's own sum are added, "backward" if the backward pass
+        of a sum over devices adds what is equal on them, and "defensive" if that of a whole
+        shard_map does.
       axes: the mesh axes along which that is so.
       number: which result of the shard_map, from 0; 0 for the others.
       function: the name of the function that is mapped.
@@ -123,7 +125,8 @@ def _of_a_map(equation):
     if not equation.params.get("check_vma", True):
         for number, ((axes, _), spec) in enumerate(zip(results, specs, strict=True)):
             if differing := {axis for axis in axes - _named(spec) if sizes[axis] > 1}:
-                yield Mismatch("result", tuple(sorted(differing)), number, function, file, line)
+                kind = "exchanged" if differing <= walk.exchanged else "result"
+                yield Mismatch(kind, tuple(sorted(differing)), number, function, file, line)
     kinds = (
         ("noise", walk.noisy),
         ("samples", walk.samples),
@@ -162,6 +165,8 @@ class _Body:
         self.numbers, self.is_grouped = {}, False
         self.divided = {}  # for each dimension the axes, of what is an argument of the shard_map
         self.sizes, self.cast, self.means, self.stack = sizes, set(), set(), ""
+        # Axes along which devices pass values on, or exchange parts of what is equal
+        self.exchanged = set()
         # Numbers that are each device's own sum, quotients by these, and where they are added
         self.sums, self.quotients, self.averaged = set(), {}, []
 
@@ -184,6 +189,10 @@ class _Body:
         name, params, count = equation.primitive.name, equation.params, len(equation.outvars)
         together = frozenset().union(*(axes for axes, _ in values))
         self._note(equation, values)
+        if name == "ppermute" or (
+            name == "all_to_all" and not communicated_along(equation) & together
+        ):
+            self.exchanged |= communicated_along(equation)
         if name in (*_EQUAL, *_SPREAD):
             each = [together] * count
             if name in _EQUAL and len(values) == count:

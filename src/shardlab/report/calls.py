@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
+
 from shardlab.arrays.layout import bytes_text
 from shardlab.exercises.differences import what_differs
 from shardlab.programs.inherited import LAYOUT
@@ -90,8 +92,9 @@ def of_unused_donations(arguments: Sequence[Any], results: Sequence[Any]) -> Ite
 def of_unplaced_data(
     arguments: Sequence[Any], results: Sequence[Any], moves: Sequence[Any], values: Sequence[Any]
 ) -> Iterator[Finding]:
-    """Arguments on no mesh that no result replaces, beside others that are on one, where the
-    compiler chooses a sharding with which the program gathers them.
+    """Arguments on no mesh that no result replaces, beside others that are on one: arrays on one
+    device, which each call copies to the others, and those of which the compiler chooses a sharding
+    with which the program gathers them.
 
     Args:
       arguments, results: as `shardlab.report.explain.Array`s.
@@ -104,9 +107,32 @@ def of_unplaced_data(
     replaced = {array.type for array in results}
     if not any(array.spec for array in arguments if array not in loose):
         return
+    on_one = [
+        array
+        for array in loose
+        if isinstance(value := dict(enumerate(values)).get(array.number), jax.Array)
+        and len(value.sharding.device_set) == 1
+        and array.type not in replaced
+        and not array.type.endswith(("[]", "u32[2]"))  # numbers and keys
+    ]
+    total = sum(array.whole for array in on_one)
+    if total >= 1024 or len(on_one) >= _SHOWN:
+        is_single = len(on_one) == 1
+        names = on_one[0].name if is_single else f"{len(on_one)} arrays, first {on_one[0].name},"
+        yield Finding(
+            "not placed",
+            f"{names} {'is' if is_single else 'are'} on one device, so each call copies "
+            f"{bytes_text(total)} to the others: place {'it' if is_single else 'them'} once, with "
+            "jax.device_put and a sharding on the mesh",
+        )
     for array in loose:
         is_chosen = array.spec not in ("", "P()")
-        if is_chosen and array.name in gathered and array.type not in replaced:
+        if (
+            is_chosen
+            and array not in on_one
+            and array.name in gathered
+            and array.type not in replaced
+        ):
             yield Finding(
                 "not placed",
                 f"{array.name} is on no mesh, so the compiler chose its sharding, {array.spec}, "

@@ -8,16 +8,19 @@ import jax
 from shardlab._arguments import source_line
 from shardlab.costs.communication.kinds import KINDS, OPERATIONS
 from shardlab.programs.collectives import Collective
+from shardlab.programs.hlo import dimensions
 from shardlab.programs.origins import CALLBACKS, Origin
 
 __all__ = [
-    "ASKED_FOR", "AT_INDICES", "FROM_ONE_TO_OTHER", "GOES_ALONG", "SAME", "cause", "is_agreed",
-    "is_expected", "is_manual",
+    "ASKED_FOR", "AT_INDICES", "FROM_ONE_TO_OTHER", "GOES_ALONG", "MEMBERS_CALLED", "OF_ROWS",
+    "SAME", "cause", "is_agreed", "is_expected", "is_manual", "members_called",
 ]  # fmt: skip
 
 SAME = "every device computes the same"
 FROM_ONE_TO_OTHER = "the shards go from one dimension of the array to another"
 AT_INDICES = "an update at computed indices"
+MEMBERS_CALLED = "vmap calls the host for each of its members"
+OF_ROWS = " of rows in shards, which XLA gathers"
 ASKED_FOR = "asked for: a sharding constraint or a reshard"
 
 _RESHARDS = ("sharding_constraint", "reshard", "device_put", "with_sharding_constraint")
@@ -93,7 +96,7 @@ def cause(
     if reason := _of_what_is_special(origin):
         return reason
     if move.kind == "all-gather":
-        return _along(origin, is_contiguous) or _of_a_gather(origin, weights)
+        return _along(origin, is_contiguous, _is_of_last(move)) or _of_a_gather(origin, weights)
     if KINDS[move.kind].adds:
         if is_agreed(move.operands, origin):
             return "a while_loop under vmap: devices agree whether one of them has to go on"
@@ -117,6 +120,16 @@ def cause(
                 )
         return f"shards go to other devices; {_not_known(origin)}"
     return ""
+
+
+def members_called(members: int) -> str:
+    """What causes the communication of a callback under `jax.vmap`, in words.
+
+    Args:
+      members: how many calls vmap makes of the callback; 0 if they are in a loop.
+    """
+    often = f"{members} times" if members else "in a loop"
+    return f"{MEMBERS_CALLED}, {often}: the values of each go to the one device that calls"
 
 
 def is_agreed(operands: Sequence[str], origin: Origin) -> bool:
@@ -201,7 +214,16 @@ def _of_a_sum(origin):
     return "a sum, mean or maximum over a sharded dimension"
 
 
-def _along(origin, is_contiguous):
+def _is_of_last(move):
+    """Whether an all-gather is along the last dimension of what it gathers, as far as is known."""
+    before, after = (list(map(dimensions, types)) for types in (move.operands, move.results))
+    return any(
+        len(one) == len(whole) and one[:-1] == whole[:-1]
+        for one, whole in zip(before, after, strict=False)
+    )
+
+
+def _along(origin, is_contiguous, is_last):
     """Operations that need a whole dimension, whatever they are given."""
     operations = (origin.operation, origin.use)
     inside = origin.stack.partition("/")[2]  # without the function's own name
@@ -223,6 +245,8 @@ def _along(origin, is_contiguous):
     if along := re.search(_ALONG, f"{inside} {origin.use}"):
         if origin.maker == along[1]:  # TPUs' compiler takes the largest of each shard first
             return "candidates that each device has found in its own shard are compared"
+        if "top_k" in along[1] and not is_last:
+            return f"{along[1]}{OF_ROWS}: each device searches all of them"
         return f"{along[1]} {GOES_ALONG}"
     if origin.operation in ("argmax", "argmin", "reduce"):
         return (

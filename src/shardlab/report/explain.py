@@ -125,6 +125,7 @@ def explain(
     jaxpr = _traced(f, args, kwargs, mesh if names_pod else None)
     shardings = storage.shardings(compiled, args, kwargs)
     is_followed = jaxpr is not None and len(shardings) == len(jaxpr.invars)
+    asked = jax.tree.leaves(compiled.output_shardings) if is_followed else ()
     made = states(jaxpr) if is_followed and len(results) == len(jaxpr.outvars) else None
     program = Compiled(
         text,
@@ -135,7 +136,7 @@ def explain(
         messages,
         is_checked=jaxpr is None or are_checked(jaxpr),
         is_pmap=wrapper == "pmap",
-        inheritance=inherited_axes(jaxpr, shardings) if is_followed else None,
+        inheritance=inherited_axes(jaxpr, shardings, asked) if is_followed else None,
         names={array.number: array.name for array in arrays},
         data=findings.unreplaced(arrays, results, made),
         stored=sum(array.bytes for array in arrays),

@@ -26,6 +26,8 @@ from shardlab.report.causes import (
     AT_INDICES,
     FROM_ONE_TO_OTHER,
     GOES_ALONG,
+    MEMBERS_CALLED,
+    OF_ROWS,
     SAME,
     is_agreed,
     is_manual,
@@ -52,6 +54,7 @@ __all__ = [
     "gathered_dimensions",
     "is_at",
     "kept_for_backward",
+    "of_apart",
     "of_arrays",
     "of_avoidable",
     "of_batch",
@@ -132,8 +135,8 @@ _HARM = (
     "order of axes", "gathered by in_specs",
     "columns after columns", "reshape of shards",
     "gathered before a cast", "gathered before an index", "full rematerialisation",
-    "data without an axis", "repeated work",
-    "summed in a loop", "gathered in a loop", "gathered several times",
+    "data without an axis", "repeated work", "replicated, perhaps different",
+    "summed in a loop", "summed apart", "gathered in a loop", "gathered several times",
     "sum larger than its operand", "loop that devices share", "indices gathered",
     "avoidable communication",
     "many small collectives", "result on one device",
@@ -522,7 +525,7 @@ def of_batch(
             )
             is_repeated = repeats > 0.9 * ways and not sent
             is_repeated |= is_whole and repeats > 1.5 and sent <= gathered
-            if not stored or not (is_repeated or sent > gathered):
+            if not stored or not (is_repeated or sent > 1.25 * gathered):
                 continue
             named_axes.add(axis)
             yield Finding(
@@ -759,6 +762,14 @@ def of_partitioner(
                 "a jax.custom_vjp whose backward pass keeps the shards"
             )
             remedy = OtherConstraints(origin.file, origin.line)
+        elif origin.phase == "backward" and any(
+            operation.startswith("scatter") for operation in (origin.operation, origin.use)
+        ):
+            advice = (
+                "this is the gradient of a lookup in a table that has an axis of the indices, too; "
+                "if the table is smaller than the rows that are looked up, constrain it before the "
+                "lookup to a spec without this axis"
+            )
         yield Finding(
             "full rematerialisation",
             (
@@ -907,10 +918,11 @@ def repeated_products(
     if not whole or not each:
         return {}
     whole, each = _matched(whole, each, devices)
+    # such as what TPUs' compiler makes of the triangular solves in a gradient has no line
     return {
         place: (devices * each[place], flops)
         for place, flops in whole.items()
-        if devices * each[place] >= 1.5 * flops
+        if place[1] and devices * each[place] >= 1.5 * flops
     }
 
 
@@ -1115,6 +1127,38 @@ def _summed_in_loops(moves, origins):
             )
 
 
+def of_apart(
+    moves: list[tuple[Collective, Instruction, Origin]], origins: Origins
+) -> Iterator[Finding]:
+    """Sums that a shard_map writes and only adds up, as in a Python loop over micro-batches: the
+    parts could be added first; `moves` as above.
+    """
+    places, total = {}, sum((move.times or 0) * (move.bytes or 0) for move, *_ in moves)
+    for move, start, origin in moves:
+        # what a backward pass adds, compilers for TPUs add up before they send it
+        is_written = origin.operation in OPERATIONS and origin.phase != "backward"
+        if is_written and move.bytes and _adds(start):
+            sums = places.setdefault((start.home.name, move.axes), [])
+            sums.append((move, start, origin))
+    for (_, axes), sums in places.items():
+        starts = [start for _, start, _ in sums]
+        devices = max(len(group) for move, *_ in sums for group in move.groups)
+        if any(origins.is_kept_in_shards(start, devices) for start in starts):
+            continue  # shards of each sum take less memory than the whole of one
+        terms, once = origins.added_up(starts)
+        sent = sum((move.times or 0) * move.bytes for move, *_ in sums)
+        saved = sent * (1 - once / terms) if terms else 0
+        if saved < max(_LEAST * total, 1024):
+            continue
+        along = f" along {' and '.join(axes)}" if axes else ""
+        yield Finding(
+            "summed apart",
+            f"{_place(sums[0][2])}{terms} sums{along} are only added up to {once}: let each device "
+            f"add its own parts first, and sum over devices once, which sends "
+            f"{bytes_text(round(sent - saved))} for {bytes_text(sent)}",
+        )
+
+
 def of_stacks(
     moves: list[tuple[Collective, Instruction, Origin]], origins: Origins
 ) -> Iterator[Finding]:
@@ -1165,7 +1209,7 @@ def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Findin
         )
     for (kind, axes, mapped, file, line), numbers in groups.items():
         along, place = " and ".join(axes), where(file, line)
-        if kind == "result":
+        if kind in ("result", "exchanged"):
             several = len(numbers) > 1
             which = (
                 f"{len(numbers)} results, first result {numbers[0]},"
@@ -1174,6 +1218,15 @@ def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Findin
             )
             verb = "are" if several else "is"
             owner = f"the pmap of `{function}`" if function else f"the shard_map of `{mapped}`"
+            if kind == "exchanged":
+                yield Finding(
+                    "replicated, perhaps different",
+                    f"{place}: {which} of {owner} {verb} declared replicated along {along}. "
+                    "Devices exchange values there, by ppermute or all_to_all, and whether they "
+                    f"have the same in the end, this does not tell. Name {along} in out_specs and "
+                    "compare the parts of one run; if a psum is missing, they differ",
+                )
+                continue
             yield Finding(
                 "replicated but different",
                 (
@@ -1317,6 +1370,7 @@ _REMEDIES = {
     "a reshape (as in ravel and vdot)":
         "in a dimension that is merged, the one that is in shards has to come first; or reshape "
         "each shard in a shard_map",
+    OF_ROWS: "call it in a shard_map over these rows, where each device searches its own",
     **dict.fromkeys(
         [f"{of} {GOES_ALONG}" for of in ("sort", "top_k")],
         f"{LOCAL_SEARCH}; else let another dimension be in shards",
@@ -1336,6 +1390,8 @@ _REMEDIES = {
     "a callback runs on one device":
         "hand it a sum or a few elements, or call it in a shard_map, where each device hands over "
         "its shard",
+    MEMBERS_CALLED:
+        "call it outside vmap, once for the whole array, with a sum or a few elements of it",
     "random numbers, which JAX does not draw in shards":
         'set jax.config.update("jax_threefry_partitionable", True)',
     "two arrays with specs that clash": "give both the same spec",
@@ -1364,7 +1420,8 @@ def of_avoidable(moves: Sequence[Any]) -> Iterator[Finding]:
         sent, kinds, cause = groups.get(key, (0, (), move.cause))
         groups[key] = sent + (move.total or 0), (*kinds, move.kind), re.split("[:;]", cause)[0]
     for (file, line, words), (sent, kinds, cause) in groups.items():
-        if sent >= max(_AVOIDABLE * total, 1024):
+        # the few bytes of each member cost their latency
+        if words == MEMBERS_CALLED or sent >= max(_AVOIDABLE * total, 1024):
             several = _listed([f"{kind}s" for kind in sorted(set(kinds))])
             yield Finding(
                 "avoidable communication",
@@ -1439,7 +1496,8 @@ def of_many(moves: Sequence[Any]) -> Iterator[Finding]:
     Args:
       moves: the `shardlab.report.explain.Move`s.
     """
-    known = [move for move in moves if move.seconds is not None and move.times]
+    others = [move for move in moves if not move.cause.startswith(MEMBERS_CALLED)]
+    known = [move for move in others if move.seconds is not None and move.times]
     small = [move for move in known if move.bytes < _SMALL]
     times = sum(move.times for move in small)
     seconds, total = (sum(move.seconds for move in group) for group in (small, known))

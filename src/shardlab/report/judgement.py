@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shardlab.programs.origins import where
 from shardlab.report import findings, gathers, specs
+from shardlab.report.causes import MEMBERS_CALLED
 from shardlab.report.findings import Finding
 from shardlab.report.moves import Move
 from shardlab.report.program import Located
@@ -89,11 +90,16 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         (place.file, place.line)
         for losses in lost.values()
         for loss in losses
-        for place in compiled.inheritance.repeated.get(loss, ())
+        for place in (
+            *compiled.inheritance.repeated.get(loss, ()),
+            *filter(None, [compiled.inheritance.produced.get(loss)]),
+        )
     }
     again = {place: flops for place, flops in again.items() if place not in explained}
     if any(one.title == "gathered before an index" for one in found):
         again = {place: flops for place, flops in again.items() if place not in asked}
+    of_members = [why.startswith(MEMBERS_CALLED) for why in located.causes]
+    loops = [move for move, called in zip(sent, of_members, strict=True) if not called]
     told = {one.says.partition(": ")[0] for one in found if one.title == "reshape of shards"}
     known = [one for one, _ in by_specs]
     others = [one for one in sent if one not in known]
@@ -104,7 +110,8 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         *found,
         *findings.of_sums(sent),
         *findings.of_repeated_operations(causes),
-        *findings.of_loops(sent, origins),
+        *findings.of_loops(loops, origins),
+        *findings.of_apart(sent, origins),
         *findings.of_stacks(sent, origins),
         *gathers.of_gathered_again(sent, origins),
         *findings.of_many(moves),

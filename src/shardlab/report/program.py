@@ -11,7 +11,7 @@ from shardlab.programs.flops import MatmulFlops, whole_flops
 from shardlab.programs.hlo import Instruction, Program
 from shardlab.programs.inherited import Inheritance
 from shardlab.programs.origins import Origin, Origins
-from shardlab.report.causes import cause
+from shardlab.report.causes import cause, members_called
 
 __all__ = ["Compiled", "Located", "Unpartitioned", "locate"]
 
@@ -123,9 +123,11 @@ def locate(compiled: Compiled) -> Located:
         for move, start in collectives.find(program, meshes, kernels)
     ]
     flags = compiled.is_checked, compiled.is_pmap, _weights(compiled)
-    kept = _contiguous(compiled)
+    kept, members = _contiguous(compiled), origins_before.mapped_callbacks if before else {}
     causes = [
-        cause(move, origin, *flags, (origin.file, origin.line) in kept)
+        members_called(members[place])
+        if (place := (origin.file, origin.line)) in members
+        else cause(move, origin, *flags, place in kept)
         for move, _, origin in located
     ]
     return Located(compiled, program, before, origins, meshes, located, causes, kernels)

@@ -41,7 +41,7 @@ _EXCHANGES = ("all-to-all", "collective-permute")
 def lost_axes(
     inheritance: Inheritance,
     moves: Sequence[Any],
-    again: Collection[tuple[str, int]],
+    again: Mapping[tuple[str, int], tuple[int, int]],
     batch: Collection[str] = (),
 ) -> dict[tuple, list]:
     """The losses of constraints that cost something, by their place and spec.
@@ -52,12 +52,14 @@ def lost_axes(
     Args:
       inheritance: what following the program has shown.
       moves: the `shardlab.report.explain.Move`s.
-      again: the (file, line) of products that several devices compute.
+      again: FLOPs of all devices and of one by the (file, line) of products that several devices
+        compute.
       batch: the axes along which data are in shards in their first dimension: where a batch loses
         one, weights with it count as products without it.
     """
     groups = {}
-    for loss in inheritance.searched:
+    only_reduced = inheritance.reduced.keys() - inheritance.entered
+    for loss in [*inheritance.searched, *only_reduced]:
         sent = bytes_of(
             move
             for move in moves
@@ -65,7 +67,13 @@ def lost_axes(
             and move.kind == "all-gather"
             and loss.axis in (move.axes or move.within or ())
         )
-        if loss.kind == "constraint" and sent > max(_MUCH * bytes_of(moves), 1024):
+        is_candidate = loss in inheritance.candidates  # each device's own, as a search wants them
+        is_much = sent > max(_MUCH * bytes_of(moves), 1024)
+        if loss.kind == "constraint" and is_much and not is_candidate:
+            groups.setdefault((loss.place, loss.spec, loss.type), []).append(loss)
+    for loss, product in inheritance.produced.items():
+        flops_done, flops = again.get((product.file, product.line), (0, 0))
+        if flops_done - flops > _LEAST * inheritance.flops and loss.kind == "constraint":
             groups.setdefault((loss.place, loss.spec, loss.type), []).append(loss)
     of_batch = {loss: n for loss, n in inheritance.by_weights.items() if loss.axis in batch}
     for loss, places in (*inheritance.repeated.items(), *of_batch.items()):
@@ -106,10 +114,14 @@ def of_lost_axes(
         if key in seen:  # the backward pass has the constraints of the forward pass once more
             continue
         seen.add(key)
-        known = (*inheritance.repeated, *inheritance.by_weights, *inheritance.searched)
+        searches = inheritance.reduced | inheritance.searched
+        known = (*inheritance.repeated, *inheritance.by_weights, *searches, *inheritance.produced)
         better = corrections(known, place.file, place.line, axes)
         products = sum((inheritance.repeated.get(loss, Counter()) for loss in losses), Counter())
-        searched = [inheritance.searched[loss] for loss in losses if loss in inheritance.searched]
+        products = products or Counter(
+            inheritance.produced[loss] for loss in losses if loss in inheritance.produced
+        )
+        searched = [searches[loss] for loss in losses if loss in searches]
         of_weights = (inheritance.by_weights.get(loss, Counter()) for loss in losses)
         of_weights = sum(of_weights, Counter())
         shown = products or of_weights
@@ -371,7 +383,7 @@ def of_order(
       names: those of the program's arguments, by their numbers.
     """
     total = bytes_of(moves)
-    seen = set()
+    seen, places = set(), set()
     for order in inheritance.orders:
         exchanged = bytes_of(
             move
@@ -384,6 +396,19 @@ def of_order(
             continue
         seen.add(key)
         name = names.get(order.argument) or "an array"
+        place = order.place.file, order.place.line
+        if order.is_result and place in places:
+            continue  # an argument is at fault
+        places.add(place)
+        if order.is_result:
+            yield Finding(
+                "order of axes",
+                f"{_at(order.place)}: this result is in shards by {order.spec}, and asked for in "
+                f"{order.other}: {bytes_text(exchanged)} are exchanged along "
+                f"{' and '.join(order.axes)}. With out_shardings of {order.spec} its shards "
+                "already are where they are needed; or let its operands divide it in that order",
+            )
+            continue
         yield Finding(
             "order of axes",
             f"{_at(order.place)}: {name} is in shards by {order.spec} and meets {order.other}, "

@@ -76,19 +76,21 @@ def dtypes(chance):
     return found
 
 
-def adapters(chance, model):
-    """Adapters of a dense model, for some cases, of a rank that is possible for most."""
-    if chance.random() > 0.2 or (model.get("experts") and chance.random() > 0.1):
+def adapters(chance):
+    """Adapters, for some cases, of a rank that is possible for most, and not always on all."""
+    if chance.random() > 0.3:
         return {}
     lora = chance.choice((0, 8, 64, 64, 10_000))
-    return {"lora": lora} | ({"parameters": "nf4"} if chance.random() < 0.5 else {})
+    found = {"lora": lora} | ({"adapted": "attention"} if lora and chance.random() < 0.4 else {})
+    frozen = chance.choice((None, "nf4", "nf4", "int8"))
+    return found | ({"parameters": frozen} if frozen else {})
 
 
 def arguments_of(case):
     """The dtypes of a case as arguments of `step_cost`."""
     return {
         name: None if case[name] == "none" else case[name]
-        for name in (*STATE, "products", "overlap", "dispatch", "lora")
+        for name in (*STATE, "products", "overlap", "dispatch", "lora", "adapted")
         if name in case
     }
 
@@ -151,7 +153,7 @@ def fit_cases():
                 **dict(zip(costs.MESH_AXES, sizes, strict=True)), **dtypes(chance),
                 "microbatches": 2 ** chance.randrange(8),
                 "stages": chance.choice((1, 1, 1, 2, 4)), "gathers": chance.choice((1, 2, 2)),
-                "chips": prod(sizes), "name": "this model", **adapters(chance, model),
+                "chips": prod(sizes), "name": "this model", **adapters(chance),
             }  # fmt: skip
             try:
                 machine_of(case)
@@ -237,8 +239,11 @@ def compare_steps(cases, answers):
         kinds["fits without a reserve only"] += bool(full and not step.fits)
         kinds.update([answer["bound"], answer["fits"], *(axis for axis in axes if axes[axis] > 1)])
         kinds["latents"] += model.kv_rank > 0
-        kinds.update([name for name in (*STATE, "products", "lora") if case.get(name)])
-        kinds["nf4"] += case.get("parameters") == "nf4"
+        kinds.update([name for name in (*STATE, "products", "lora", "adapted") if case.get(name)])
+        kinds[case.get("parameters")] += 1
+        kinds["adapted experts"] += bool(
+            case.get("lora") and model.experts and "adapted" not in case
+        )
     return kinds
 
 
@@ -259,7 +264,7 @@ def plan_cases():
             "sequence": chance.choice((2048, 4096, 6144, 8192, 32_768)),
             "reserve": chance.choice(explorer.RESERVES),
         } | ({"products": "fp8"} if chance.random() < 0.1 else {})
-        case |= adapters(chance, case["model"])
+        case |= adapters(chance)
         try:
             machine_of(case)
         except ValueError:
@@ -274,6 +279,7 @@ def planned_for(case):
         "reserve": case["reserve"] / 100
     }
     options |= {"products": case.get("products", "bf16"), "lora": case.get("lora", 0)}
+    options |= {"adapted": case.get("adapted", "all")}
     options |= {"dtypes": {"parameters": case.get("parameters", "bf16")}}
     slices = case["slices"] if CHIPS[case["chip"]].torus else None
     return planned(

@@ -38,6 +38,9 @@ def test_the_layouts_are_those_of_the_plan(run):
         for name, ends in row["range"].items():
             assert (ends is None) == (row["tested_servers"][name] < 8)
             assert ends is None or ends[0] < row["expected"][name] < ends[1]
+        first = row["range"]["first_token_seconds"]
+        assert first == list(cost.first_token_range)
+        assert first[1] > row["expected"]["burst_first_token_seconds"]
     assert [row["fast_enough"] for row in plan["layouts"]] == [True, True, True, True]
 
 
@@ -70,6 +73,17 @@ def test_the_text_has_what_is_expected_its_bound_and_its_range(run):
         f"({1e3 * times['at_least']['token_seconds']:,.1f})"
     )
     assert shown in best and times["expected"]["first_token_seconds"] <= 0.3
+    # of more requests a range, and why it is wide
+    out = run(*SERVE, "--concurrency", "64")[1]
+    ends = ends_shown(out)
+    assert ends[1] > 10 * ends[0]
+    assert "come independently of each other, the second for the last of a burst; 100% of 24" in out
+
+
+def ends_shown(out):
+    """The two times to a first token of the best layout."""
+    best = next(line for line in out.splitlines() if line.lstrip().startswith("yes"))
+    return [float(n.replace(",", "")) for n in re.search(r"([\d,]+) to ([\d,]+) \(", best).groups()]
 
 
 def test_chunks_are_compared_with_whole_prompts(run):

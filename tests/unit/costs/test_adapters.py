@@ -1,13 +1,25 @@
-"""Adapters on a frozen model: what they train, keep, send and take, against counts by hand."""
+"""Adapters on a frozen model: what they train, keep, send and take, against counts by hand, and
+against a mixture of experts that is built and trained.
+"""
 
-from dataclasses import replace
+import json
+import tomllib
+from collections import Counter
+from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from shardlab import costs, hardware, model, plan
+from shardlab.costs import published
 from shardlab.costs.bands import band_of, band_words
+from shardlab.costs.dtypes import FROZEN
 from shardlab.costs.published import RUNS
+from shardlab.costs.steps.adapters import adapters_of
+from shardlab.machines.models import Model
 
 LLAMA = model("llama-3-8b")
 RANK = 16
@@ -53,7 +65,7 @@ def test_a_frozen_matrix_takes_two_thirds_of_the_flops(name, mesh):
     size, mesh = model(name), costs.Parallelism(**mesh)
     all_of_it = step(lora=0, mesh=mesh, size=size, remat="none").flops * 8
     frozen = step(mesh=mesh, size=size, remat="none").flops * 8
-    rank = costs.steps.adapters.adapter_parameters(size, RANK) * size.layers
+    rank = adapters_of(size, RANK).total
     assert frozen == pytest.approx(all_of_it - 2**18 * size.matmul_parameters + 3 * 2**18 * rank)
 
 
@@ -74,7 +86,9 @@ def test_only_adapters_have_gradients_that_are_sent():
 @pytest.mark.parametrize(
     ("name", "how", "says"),
     [
-        ("mixtral-8x7b", {"lora": 16}, "mixtral-8x7b has a mixture of experts; leave lora out"),
+        ("mixtral-8x7b", {"lora": 16, "adapted": "mlp"}, "adapted='mlp' is not known; use one of all"),
+        ("mixtral-8x7b", {"adapted": "attention"}, "add their rank, such as lora=16"),
+        ("llama-3-8b", {"parameters": "int8"}, "int8 cannot be trained; add adapters"),
         (
             "llama-3-8b",
             {"lora": 4097},
@@ -93,9 +107,214 @@ def test_errors_name_the_value(name, how, says):
         costs.step_cost(size, "H100", mesh, 2**17, **how)
     with pytest.raises(ValueError, match=says):
         costs.training_memory(size, mesh, 2**17, **how)
-    latent = replace(LLAMA, kv_rank=512, rope_dim=64)
-    with pytest.raises(ValueError, match="has latent attention"):
-        costs.training_memory(latent, mesh, 2**17, lora=8)
+
+
+MIXTRAL = model("mixtral-8x7b")
+SMALL = Model(1, 128, 256, 8, 4, 16, 256, experts=8, experts_per_token=2, name="small")
+
+
+def frozen_array(key, shape, spec, parameters, mesh):
+    """A matrix as it is stored, each part placed: in four bits two elements are in a byte, with a
+    scale for each 64, and one of those for each 256 of them, as QLoRA has.
+    """
+
+    def put(array, spec):
+        return jax.device_put(array, NamedSharding(mesh, spec))
+
+    matrix = jax.random.normal(key, shape) / 12
+    if parameters == "bf16":
+        return {"bf16": put(matrix.astype(jnp.bfloat16), spec)}
+    if parameters == "int8":
+        return {"int8": put(jnp.round(matrix * 256).astype(jnp.int8), spec)}
+    codes = jnp.clip(jnp.round(matrix * 32) + 8, 0, 15).astype(jnp.uint8).reshape(-1)
+    parts = {"codes": codes[::2] | codes[1::2] << 4}
+    parts |= {"scales": jnp.full(codes.size // 64, 128, jnp.uint8)}
+    parts |= {"of scales": jnp.full(codes.size // 64 // 256, 1 / 4096, jnp.float32)}
+    every = P(("expert", "fsdp"))  # but the few scales of scales, which each device has
+    return {name: put(part, P() if name == "of scales" else every) for name, part in parts.items()}
+
+
+def restored(stored, shape):
+    """The matrix in 16 bits."""
+    if "bf16" in stored:
+        return stored["bf16"]
+    if "int8" in stored:
+        return stored["int8"].astype(jnp.bfloat16) / 256
+    codes = jnp.stack([stored["codes"] & 15, stored["codes"] >> 4], -1).reshape(-1, 64)
+    scales = stored["scales"].reshape(-1, 256) * stored["of scales"][:, None]
+    return ((codes.astype(jnp.float32) - 8) * scales.reshape(-1, 1)).reshape(shape).astype(jnp.bfloat16)
+
+
+def built(parameters, adapted, rank):
+    """(frozen, adapters, moments, a step) of `SMALL`, spread over eight devices, of which four groups
+    share the experts.
+    """
+    mesh = jax.make_mesh(
+        (4, 2), ("expert", "fsdp"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:8]
+    )
+    m, every = SMALL, ("expert", "fsdp")
+    n, d, wide, keys = m.layers, m.d_model, m.heads * m.head_dim, m.kv_heads * m.head_dim
+    attention = {"q": (d, wide), "k": (d, keys), "v": (d, keys), "o": (wide, d)}
+    experts = {"gate": (d, m.d_ff), "up": (d, m.d_ff), "down": (m.d_ff, d)}
+    key = iter(jax.random.split(jax.random.key(0), 99))
+    shapes = {name: (n, *sides) for name, sides in attention.items()}
+    shapes |= {name: (n, m.experts, *sides) for name, sides in experts.items()}
+    frozen = {
+        name: frozen_array(
+            next(key), shape, P(None, "expert", "fsdp") if name in experts else P(None, every),
+            parameters, mesh,
+        )  # fmt: skip
+        for name, shape in shapes.items()
+    }
+    small = {"router": (d, n * m.experts), "norms": (d, 2 * n + 1)}
+    for name, shape in ({"embedding": (m.vocab, d), "output": (m.vocab, d)} | small).items():
+        frozen[name] = frozen_array(next(key), shape, P(every), "bf16", mesh)
+    adapters = {}
+    for name, sides in (attention | experts if adapted == "all" else attention).items():
+        lead = (n, m.experts) if name in experts else (n,)
+        axes = (None, "expert", "fsdp") if name in experts else (None, every)
+        first, second = P(*axes), P(*axes[:-1], None, axes[-1])
+        a = jax.random.normal(next(key), (*lead, sides[0], rank), jnp.bfloat16) / 8
+        b = jnp.zeros((*lead, rank, sides[1]), jnp.bfloat16)
+        adapters[name] = [
+            jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in ((a, first), (b, second))
+        ]
+    wide_ones = jax.tree.map(lambda x: jnp.zeros_like(x, jnp.float32), adapters)
+    moments = jax.tree.map(lambda z, x: jax.device_put(z, x.sharding), [wide_ones] * 2, [adapters] * 2)
+
+    def loss(adapters, frozen, tokens):
+        whole = {name: restored(frozen[name], shape) for name, shape in shapes.items()}
+
+        def product(name, x, layer):  # [..., m] or for experts [expert, ..., m]
+            y = x @ whole[name][layer]
+            for a, b in [adapters[name]] if name in adapters else []:
+                y = y + x @ a[layer] @ b[layer]
+            return y
+
+        x = frozen["embedding"]["bf16"][tokens]
+        for layer in range(n):
+            h = x * (1 + frozen["norms"]["bf16"][:, layer])
+            q, k, v = (product(name, h, layer).reshape(*h.shape[:2], -1, m.head_dim) for name in "qkv")
+            mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+            x = x + product("o", mixed.reshape(*h.shape[:2], -1), layer)
+            h = x * (1 + frozen["norms"]["bf16"][:, n + layer])
+            gates = jax.nn.softmax(h @ frozen["router"]["bf16"].reshape(d, n, -1)[:, layer])
+            best, which = jax.lax.top_k(gates, m.experts_per_token)
+            gates = (jax.nn.one_hot(which, m.experts, dtype=h.dtype) * best[..., None]).sum(-2)
+            flat = jnp.broadcast_to(h.reshape(-1, d), (m.experts, h.shape[0] * h.shape[1], d))
+            hidden = jax.nn.silu(product("gate", flat, layer)) * product("up", flat, layer)
+            out = product("down", hidden, layer).reshape(m.experts, *h.shape)
+            x = x + jnp.einsum("ebsd,bse->bsd", out, gates)
+        logits = (x * frozen["norms"]["bf16"][:, -1]) @ frozen["output"]["bf16"].T
+        logs = jax.nn.log_softmax(logits.astype(jnp.float32))
+        return -jnp.take_along_axis(logs[:, :-1], tokens[:, 1:, None], -1).mean()
+
+    @jax.jit
+    def train(adapters, moments, frozen, tokens):
+        value, gradients = jax.value_and_grad(loss)(adapters, frozen, tokens)
+        first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments[0], gradients)
+        second = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g.astype(jnp.float32) ** 2, moments[1], gradients)
+        moved = jax.tree.map(
+            lambda x, m, v: (x - 0.02 * m / (jnp.sqrt(v) + 1e-8)).astype(x.dtype), adapters, first, second
+        )
+        return moved, [first, second], gradients, value
+
+    return frozen, adapters, moments, train
+
+
+def held(tree):
+    """The bytes of a tree of arrays on each device."""
+    found = Counter()
+    for leaf in jax.tree.leaves(tree):
+        for shard in leaf.addressable_shards:
+            found[shard.device.id] += shard.data.nbytes
+    assert len(found) == 8
+    return list(found.values())
+
+
+def sizes_of(name):
+    """A model of the published runs."""
+    data = tomllib.loads(Path(published.__file__).with_suffix(".toml").read_text("utf-8"))
+    return Model(**data["models"][name])
+
+
+def test_adapters_of_a_mixture_are_on_every_expert_or_on_attention_alone():
+    # of each layer of gpt-oss-20b: query and output 2880 x 4096, key and value 2880 x 512; Unsloth
+    # prints "Trainable parameters = 3,981,312" for rank 8 on attention
+    oss = sizes_of("gpt-oss-20b")
+    assert adapters_of(oss, 8, "attention").total == 24 * 8 * (2 * 6976 + 2 * 3392) == 3_981_312
+    every, some = adapters_of(MIXTRAL, RANK), adapters_of(MIXTRAL, RANK, "attention")
+    expert, attention = RANK * 3 * (4096 + 14_336), RANK * (2 * 8192 + 2 * 5120)
+    assert (every.shared, some.shared, some.routed) == (32 * attention, 32 * attention, 0)
+    assert every.routed == 32 * 8 * expert and every.used == 32 * (attention + 2 * expert)
+    # layers without experts, and an expert for every token, have adapters of their own
+    deepseek = model("deepseek-v3")
+    sides = 7168 + 2 * 1536 + 128 * 192 + 7168 + 2 * 512 + 64 + 3 * 128 * 128 + 7168
+    found = adapters_of(deepseek, 8)
+    assert found.routed == 58 * 256 * 8 * 3 * (7168 + 2048)
+    assert found.shared == 8 * (
+        61 * sides + 3 * 3 * (7168 + 18_432) + 58 * 3 * (7168 + 2048)
+    )
+
+
+def test_a_mixture_under_adapters_takes_what_its_matrices_do():
+    tokens, mesh = 2**17, costs.Parallelism(fsdp=2, expert=4)
+    for adapted in ("all", "attention"):
+        rank = adapters_of(MIXTRAL, RANK, adapted)
+        asked = {"mesh": mesh, "size": MIXTRAL, "remat": "none"}
+        whole, frozen = step(lora=0, **asked), step(adapted=adapted, **asked)
+        saved = 2 * tokens * MIXTRAL.matmul_parameters - 6 * tokens * rank.used
+        assert frozen.flops * 8 == pytest.approx(whole.flops * 8 - saved)
+        assert frozen.memory.gradient_bytes * 8 == 2 * rank.total
+        # each group of experts sums its own adapters, and all others over all chips
+        sent = 2 * 7 / 8 * (2 * (MIXTRAL.parameters - MIXTRAL.routed_parameters + rank.shared))
+        sent += 2 * 1 / 2 * 2 * (MIXTRAL.routed_parameters + rank.routed) / 4
+        sent += 7 / 8 * 2 * rank.shared + 1 / 2 * 2 * rank.routed / 4
+        assert frozen.axes["fsdp"].bytes == pytest.approx(sent)
+        assert frozen.axes["expert"].bytes == whole.axes["expert"].bytes
+
+
+@pytest.mark.parametrize("parameters", ["bf16", "int8", "nf4"])
+@pytest.mark.parametrize("adapted", ["all", "attention"])
+def test_a_built_mixture_has_the_bytes_of_the_formula(parameters, adapted):
+    """A mixture of 0.9 million parameters on eight emulated devices, which its adapters train."""
+    mesh = costs.Parallelism(fsdp=2, expert=4)
+    asked = {"lora": 4, "adapted": adapted, "parameters": parameters}
+    memory = costs.training_memory(SMALL, mesh, 1024, **asked)
+    frozen, adapters, moments, train = built(parameters, adapted, 4)
+    if (parameters, adapted) == ("nf4", "all"):
+        tokens = jax.random.randint(jax.random.key(1), (4, 32), 0, SMALL.vocab)
+        losses = []
+        for _ in range(3):
+            adapters, moments, gradients, value = train(adapters, moments, frozen, tokens)
+            losses.append(float(jax.block_until_ready(value)))
+        assert losses[-1] < losses[0]
+        assert held(gradients) == [memory.gradient_bytes] * 8
+    # routers and norms, which the formula counts as matrices, are in 16 bits; and each device has
+    # all scales of scales
+    wide = (2 * SMALL.layers + 1) * SMALL.d_model + SMALL.layers * SMALL.d_model * SMALL.experts
+    more = (2 - FROZEN.get(parameters, 2)) * wide / 8
+    matrices = SMALL.parameters - SMALL.embedding_parameters - wide
+    more += 7 / 8 * 4 * matrices / (64 * 256) * (parameters == "nf4")
+    assert held(frozen) == pytest.approx([memory.frozen_bytes + more] * 8, abs=4)
+    assert held(adapters) == [memory.parameter_bytes - memory.frozen_bytes] * 8
+    assert held(moments) == [memory.moment_bytes] * 8
+
+
+def test_published_memory_of_adapters_on_mixtures_is_near_the_formula():
+    """Unsloth, https://unsloth.ai/blog/gpt-oss, 2025-08-08: gpt-oss-20b "fits on a 14GB VRAM, and
+    gpt-oss-120b works on 65GB"; B. Marie, https://kaitchup.substack.com/p/fine-tune-mixtral-8x7b-quantized,
+    2024-03-14: "even with QLoRA, we still need 32 GB" for Mixtral 8x7B.
+    """
+    for name, adapted, gigabytes in (
+        ("gpt-oss-20b", "attention", 14),
+        ("gpt-oss-120b", "attention", 65),
+        ("mixtral-8x7b", "all", 32),
+    ):
+        size = MIXTRAL if name == "mixtral-8x7b" else sizes_of(name)
+        asked = {"lora": 8, "adapted": adapted, "parameters": "nf4"}
+        memory = costs.training_memory(size, costs.Parallelism(), 1024, **asked)
+        assert 0.8 * gigabytes < memory.total_bytes / 1e9 < gigabytes
 
 
 def test_published_runs_with_adapters_test_their_kind_and_nothing_is_fitted_to_them():
@@ -111,6 +330,12 @@ def test_published_runs_with_adapters_test_their_kind_and_nothing_is_fitted_to_t
 
 def test_what_no_run_tests_has_no_number():
     """Four bits, TPUs, and cards to which no share was fitted."""
+    mixture = plan("mixtral-8x7b", "H100", 8, 2**17, lora=16)
+    assert mixture.kind == "adapted mixture" and band_of(mixture.chip, mixture.kind) is None
+    assert mixture.fitting and "adapters on a frozen mixture" in mixture.report(1)
+    assert json.loads(mixture.to_json())["adapted"] == "all"
+    attention = plan("mixtral-8x7b", "H100", 8, 2**17, lora=16, adapted="attention")
+    assert attention.choices[0].total_bytes < mixture.choices[0].total_bytes
     four = plan("llama-3-8b", "RTX 4090", 4, 2**16, lora=16, dtypes={"parameters": "nf4"})
     assert four.kind == "quantised" and band_of(four.chip, four.kind) is None
     assert four.fitting and four.choices[0].total_bytes < 24e9

@@ -1,22 +1,47 @@
 """Adapters of low rank on a frozen model: LoRA, and QLoRA's frozen model in four bits."""
 
-from shardlab._arguments import short
+from dataclasses import dataclass
+
+from shardlab._arguments import one_of, short
 from shardlab.costs.dtypes import FROZEN
 from shardlab.machines.models import Model
 
+ADAPTED = ("all", "attention")  # on which matrices
 
-def check_adapters(model: Model, lora: int, parameters: str | None) -> None:
-    """ValueError for a rank that is none, or a model on which no adapters are counted here."""
+
+@dataclass(frozen=True)
+class Adapters:
+    """How many parameters the adapters of a model have, in all layers.
+
+    Attributes:
+      shared: of all adapters but those of routed experts.
+      routed: of the adapters of all routed experts, which are sharded as the experts are.
+      used: of those that a token passes through.
+    """
+
+    shared: int
+    routed: int
+    used: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.shared + self.routed
+
+
+def check_adapters(model: Model, lora: int, parameters: str | None, adapted: str = "all") -> None:
+    """ValueError for a rank that is none, for other matrices than there are, and for parameters
+    that cannot be trained.
+    """
     if isinstance(lora, bool) or not isinstance(lora, int) or not 0 <= lora <= model.d_model:
         raise ValueError(
             f"lora is {short(lora)}; use the rank of the adapters, a whole number up to "
             f"{model.d_model:,}, or 0 to train all parameters"
         )
-    if lora and (model.experts or model.kv_rank):
-        what = "a mixture of experts" if model.experts else "latent attention"
+    if one_of("adapted", adapted, ADAPTED) != "all" and not lora:
         raise ValueError(
-            f"adapters are counted for dense models alone, and {model.name or 'this model'} has "
-            f"{what}; leave lora out"
+            f"adapted={adapted!r} says on which matrices adapters are; add their rank, such as "
+            "lora=16"
         )
     if parameters in FROZEN and not lora:
         raise ValueError(
@@ -24,15 +49,36 @@ def check_adapters(model: Model, lora: int, parameters: str | None) -> None:
         )
 
 
-def adapter_parameters(model: Model, lora: int) -> int:
-    """Those of the adapters of a layer: of each matrix from m to n elements, rank times m + n.
+def adapters_of(model: Model, lora: int, adapted: str = "all") -> Adapters:
+    """The `Adapters` of this rank: of each matrix from m to n elements, rank times m + n.
+
+    On all matrices of the layers but a router, and each expert has its own; or on those of
+    attention alone.
 
     Source: Hu and others, "LoRA: Low-Rank Adaptation of Large Language Models", 2021, section 4.1;
     on all matrices of the layers, as QLoRA's section 4 finds to be needed.
     """
-    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    attention = 2 * (model.d_model + queries) + 2 * (model.d_model + keys)
-    return lora * (attention + (3 if model.gated else 2) * (model.d_model + model.d_ff))
+    d, ways = model.d_model, 3 if model.gated else 2
+    shared = model.layers * lora * _attention_sides(model)
+    if adapted == "attention":
+        return Adapters(shared, 0, shared)
+    one = lora * ways * (d + (model.expert_d_ff or model.d_ff))  # expert
+    mixed = model.expert_layers
+    shared += (model.layers - mixed) * lora * ways * (d + model.d_ff)
+    shared += mixed * model.shared_experts * one
+    return Adapters(
+        shared, mixed * model.experts * one, shared + mixed * model.experts_per_token * one
+    )
+
+
+def _attention_sides(model):
+    """The sum of m + n over the matrices of a layer's attention."""
+    d, values = model.d_model, model.heads * model.head_dim
+    if not model.kv_rank:
+        return 2 * (d + values) + 2 * (d + model.kv_heads * model.head_dim)
+    queries = model.heads * (model.head_dim + model.rope_dim)
+    sides = d + queries + 2 * model.q_rank  # through a latent, if there is one
+    return sides + d + 2 * model.kv_rank + model.rope_dim + 3 * values + d
 
 
 def mean_bytes(model: Model, size: float, dtype: str | None) -> float:
@@ -43,3 +89,9 @@ def mean_bytes(model: Model, size: float, dtype: str | None) -> float:
         return size
     embedding = model.embedding_parameters
     return (size * (model.parameters - embedding) + 2 * embedding) / model.parameters
+
+
+def largest_matrix(model: Model) -> int:
+    """Elements of the largest matrix of an MLP or of an expert."""
+    plain = not model.experts or model.dense_layers
+    return model.d_model * (model.d_ff if plain else model.expert_d_ff or model.d_ff)

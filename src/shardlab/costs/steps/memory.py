@@ -9,7 +9,7 @@ import numpy as np
 from shardlab._arguments import Numbers, amount, one_of
 from shardlab.costs.dtypes import BYTES, FROZEN, dtype_bytes
 from shardlab.costs.setting import Dtypes
-from shardlab.costs.steps.adapters import adapter_parameters, check_adapters
+from shardlab.costs.steps.adapters import adapters_of, check_adapters, largest_matrix
 from shardlab.costs.steps.parallelism import Parallelism, check_split
 from shardlab.costs.steps.remat import REMAT, Remat, remat_of
 from shardlab.machines.models import Model
@@ -182,6 +182,7 @@ def training_memory(
     gathers: int = 2,
     products: str = "bf16",
     lora: int = 0,
+    adapted: str = "all",
 ) -> Memory:
     """The memory of each chip in a training step with Adam.
 
@@ -206,7 +207,8 @@ def training_memory(
         held at once.
       products: the dtype of the layers' products. With "fp8" and nothing rematerialised their
         inputs are kept in fp8, as TransformerEngine does on GPUs.
-      lora: the rank of adapters on a frozen model, as for `step_cost`; 0 trains all parameters.
+      lora, adapted: the rank of adapters on a frozen model, and on which matrices they are, as for
+        `step_cost`; 0 trains all parameters.
 
     Returns:
       `Memory`, of the first stage of a pipeline: it keeps the activations of as many micro-batches
@@ -221,13 +223,14 @@ def training_memory(
     dtypes = Dtypes(parameters, gradients, moments, master, activations, logits)
     batch_tokens = amount("batch_tokens", batch_tokens)
     narrow = one_of("products", products, tuple(BYTES)) == "fp8"
-    check_adapters(model, lora, parameters)
+    check_adapters(model, lora, parameters, adapted)
+    adapters = adapters_of(model, lora, adapted)
     return memory_of(
-        model, parallelism, batch_tokens, remat_of(remat), dtypes, gathers, narrow, lora
+        model, parallelism, batch_tokens, remat_of(remat), dtypes, gathers, narrow, adapters
     )
 
 
-def memory_of(model, parallelism, batch_tokens, remat, dtypes, gathers, narrow, lora=0):
+def memory_of(model, parallelism, batch_tokens, remat, dtypes, gathers, narrow, adapters):
     """What `training_memory` gives, with the remat as a `Remat` and all `Dtypes` together."""
     check_split(model, parallelism.tensor)
     tensor, pipeline, expert, context = (
@@ -240,13 +243,13 @@ def memory_of(model, parallelism, batch_tokens, remat, dtypes, gathers, narrow, 
     in_layers = model.parameters - model.embedding_parameters
     embedded = model.embedding_parameters / np.minimum(pipeline, 2)
     trained = (in_layers / pipeline + embedded) / parallelism.shards
-    frozen_bytes, adapters = 0.0, adapter_parameters(model, lora)
+    frozen_bytes, lora = 0.0, adapters.total > 0
     if lora:  # an adapter is as wide as its gradient
         wide = 2 if dtypes.parameters in FROZEN else size["parameters"]
         frozen_bytes = (size["parameters"] * in_layers / pipeline + wide * embedded) / (
             parallelism.shards
         )
-        trained = model.layers * adapters / pipeline / parallelism.shards
+        trained = adapters.total / pipeline / parallelism.shards
     parameter_bytes = frozen_bytes + (size["gradients"] if lora else size["parameters"]) * trained
     # 1F1B starts a backward pass as soon as one can start, so the first stage has as many
     # micro-batches on their way as there are stages; GPipe has all of them.
@@ -266,11 +269,12 @@ def memory_of(model, parallelism, batch_tokens, remat, dtypes, gathers, narrow, 
     once = min(size["parameters"], size["activations"] or size["parameters"])
     whole_bytes = 2 * once * gathered
     if gathers == 1:
-        kept_bytes = once * gathered + size["gradients"] * (adapters if lora else gathered)
+        whole = (adapters.shared + adapters.routed / expert) / model.layers if lora else gathered
+        kept_bytes = once * gathered + size["gradients"] * whole
         whole_bytes = kept_bytes * model.layers / pipeline
     working = REMAT["none"].kept_width(model) if remat.recomputes else 0
     # the largest matrix, in 16 bits again while it is multiplied with
-    restored = 2 * model.d_model * model.d_ff / tensor if dtypes.parameters in FROZEN else 0.0
+    restored = 2 * largest_matrix(model) / tensor if dtypes.parameters in FROZEN else 0.0
     layers = at_once * model.layers / pipeline  # whose activations are kept
     kept, offloaded = (
         size["activations"] * tokens * width / tensor

@@ -133,6 +133,7 @@ def step_cost(
     dispatch: str = "expert",
     overlap: Sequence[str] = (),
     lora: int = 0,
+    adapted: str = "all",
 ) -> StepCost:
     """What a training step costs, by part, for one `Parallelism` or many.
 
@@ -174,12 +175,13 @@ def step_cost(
       overlap: of "tensor" and "expert", the axes whose collectives the framework overlaps with
         products: in Megatron Core `tp_comm_overlap` and `overlap_moe_expert_parallel_comm`. It
         changes the expected time alone.
-      lora: the rank of adapters on all matrices of the layers of a dense model, which is frozen; 0
-        trains all parameters. No product gives a gradient of a frozen matrix, and an adapter is as
-        wide as its gradient.
-        With `parameters="nf4"` the layers' matrices have four bits, as in QLoRA, and are read and
-        written in 16 bits besides, before each product with them. What adapters keep of a token,
-        the rank for each, is not counted.
+      lora: the rank of adapters on a model that is frozen; 0 trains all parameters. No product
+        gives a gradient of a frozen matrix, and an adapter is as wide as its gradient.
+        With `parameters="nf4"` the layers' matrices have four bits, as in QLoRA, or with "int8"
+        eight, and are read and written in 16 bits besides, one before each product with it. What
+        adapters keep of a token, the rank for each, is not counted.
+      adapted: on which matrices adapters are: "all" of the layers but routers, where each expert
+        has its own; or those of "attention" alone.
 
     Returns:
       `StepCost`, with arrays if there were arrays.
@@ -212,6 +214,7 @@ def step_cost(
         dispatch=dispatch,
         overlap=overlap,
         lora=lora,
+        adapted=adapted,
     )
     return cost_on(setting, parallelism)
 
@@ -225,7 +228,7 @@ def cost_on(setting, parallelism):
     narrow = setting.products == "fp8" and not chip.torus
     memory = memory_of(
         model, parallelism, setting.batch_tokens, remat, setting.dtypes, setting.gathers, narrow,
-        setting.lora,
+        setting.adapters,
     )  # fmt: skip
     bytes_of = setting.dtypes.sizes
     tensor, pipeline, context = (
@@ -238,7 +241,7 @@ def cost_on(setting, parallelism):
     forward = forward_flops(model, tokens / tensor, setting.sequence, remat)
     forwards, again = (flops / pipeline for flops in forward)
     useful = 3 * forwards
-    of_adapters = 3 * 2.0 * setting.adapters * tokens / (tensor * pipeline)
+    of_adapters = 3 * 2.0 * setting.adapters.used * tokens / (tensor * pipeline)
     if setting.lora:  # a frozen matrix has no gradient, which takes a third of its FLOPs
         useful = useful - 2.0 * model.matmul_parameters * tokens / (tensor * pipeline)
         useful = useful + of_adapters
@@ -257,13 +260,16 @@ def cost_on(setting, parallelism):
     # HBM. Each pass reads the matrices, and the backward pass writes gradients; activations are
     # written and read; the optimiser reads and writes its state.
     here = sum(_here(model, parallelism))
-    trained = setting.adapters / (tensor * pipeline) if setting.lora else here
+    trained = sum(_adapters_here(setting, parallelism)) if setting.lora else here
     passes = remat.reads * setting.parameter_bytes * here + bytes_of["gradients"] * trained
     held = memory.state_bytes - memory.gradient_bytes - memory.frozen_bytes
     update = 2 * held + memory.gradient_bytes
     if setting.dtypes.parameters in FROZEN:  # written and read in 16 bits, with each pass
-        matrices = model.layers * model.layer_matmul_parameters / (tensor * pipeline)
-        update = update + micro * remat.reads * 4 * matrices
+        used = model.expert_layers * model.experts_per_token * model.expert_parameters
+        # of experts all, as each has some of the tokens
+        matrices = model.layers * model.layer_matmul_parameters - used
+        matrices = matrices + model.routed_parameters / np.asarray(parallelism.expert, float)
+        update = update + micro * remat.reads * 4 * matrices / (tensor * pipeline)
     passes = micro * passes
     # of one element of its width
     for_token = tokens * model.layers / (tensor * pipeline) * bytes_of["activations"]
@@ -327,6 +333,15 @@ def _here(model, parallelism):
     return routed / (tensor * pipeline), dense / (tensor * pipeline)
 
 
+def _adapters_here(setting, parallelism):
+    """(parameters of adapters of the routed experts, of all others) that a chip multiplies with."""
+    tensor, pipeline, expert = (
+        np.asarray(getattr(parallelism, axis), float) for axis in ("tensor", "pipeline", "expert")
+    )
+    adapters = setting.adapters
+    return adapters.routed / expert / (tensor * pipeline), adapters.shared / (tensor * pipeline)
+
+
 def _arrays(setting, parallelism, tokens):
     """What is sent along each axis: lists of (place, kind, how many collectives, bytes of all their
     arrays).
@@ -356,9 +371,9 @@ def _arrays(setting, parallelism, tokens):
     chosen = model.experts_per_token * model.expert_layers / pipeline * (4 + 2 * remat.whole_layers)
     crossings = 2 * parallelism.stages * np.where(pipeline > 1, 1, 0)
 
-    adapters = setting.adapters / (tensor * pipeline)
+    on_routed, on_dense = _adapters_here(setting, parallelism)
 
-    def sharded(place, parameters):
+    def sharded(place, parameters, adapters):
         trained = adapters if setting.lora else parameters
         gathered = parameters * once + adapters * bytes_of["gradients"]
         return [
@@ -366,13 +381,14 @@ def _arrays(setting, parallelism, tokens):
             (place, "reduce-scatter", scatter * layers, scatter * trained * bytes_of["gradients"]),
         ]
 
-    trained = adapters if setting.lora else dense + routed * expert
+    trained = on_dense + on_routed * expert if setting.lora else dense + routed * expert
     summed = trained * tensor / parallelism.shards * bytes_of["gradients"]
     around = (context - 1) * blocks / micro * tokens * keys * bytes_of["activations"]
     calls = chosen * micro / np.maximum(model.experts_per_token, 1)
     return {
         "data": [("data", "all-reduce", layers, summed)],
-        "fsdp": sharded("sharded", dense) + (sharded("routed", routed) if model.experts else []),
+        "fsdp": sharded("sharded", dense, on_dense)
+        + (sharded("routed", routed, on_routed) if model.experts else []),
         "tensor": [("tensor", "all-reduce", micro * pairs, pairs * activations)],
         "pipeline": [
             ("pipeline", "collective-permute", crossings * micro, crossings * activations / tensor)
