@@ -364,7 +364,9 @@ def _assumed(proposal, options):
     if not (options.remat or proposal.fitting):
         chosen = ", as no other fits either"
     where = " on attention" if options.adapted == "attention" else ""
-    frozen = f"adapters of rank {options.lora}{where}, the model is frozen; " if options.lora else ""
+    frozen = (
+        f"adapters of rank {options.lora}{where}, the model is frozen; " if options.lora else ""
+    )
     return (
         f"Assumed: {frozen}computed again in the backward pass: {label} "
         f"(--remat {proposal.remat}{chosen});\n{options.products} products; {each}."

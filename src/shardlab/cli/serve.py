@@ -294,7 +294,8 @@ def _first_token(cost):
         return f"{what}{band}."
     return (
         f"{what}the first if requests come independently of each other, the second for the last "
-        f"of a burst; {band.inside:.0%} of {band.tested} published measurements left out were within."
+        f"of a burst; {band.inside:.0%} of {band.tested} published measurements left out were "
+        "within."
     )
 
 

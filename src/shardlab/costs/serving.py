@@ -218,7 +218,10 @@ class ServerCost:
         band, times = self.bands.first_token, self.expected
         if band is None:
             return None
-        return times.first_token_seconds / band.factor, times.burst_first_token_seconds * band.factor
+        return (
+            times.first_token_seconds / band.factor,
+            times.burst_first_token_seconds * band.factor,
+        )
 
 
 def most_sequences(
@@ -345,7 +348,15 @@ def in_chunks(way, sequences, prompt, output, chunk):
     rate = generating / (output * time)
     first = max(sequences * output * latency / generating - output * latency, steps * latency)
     burst = max(first, every * latency)
-    return first, burst, latency, latency, latency, rate, 1 - way.step * generating / sequences / time
+    return (
+        first,
+        burst,
+        latency,
+        latency,
+        latency,
+        rate,
+        1 - way.step * generating / sequences / time,
+    )
 
 
 def composed(way: Way, sequences, prompt, output, chunk=None):
