@@ -109,8 +109,7 @@ def add_arguments(command):
         "--adapted",
         default="all",
         metavar="MATRICES",
-        help="with --lora, on which matrices adapters are: attention, or all of the layers, in a "
-        "mixture those of each expert too (all)",
+        help="with --lora, which matrices have adapters: attention, or all (all)",
     )
     command.add_argument(
         "--axes",

@@ -105,9 +105,8 @@ class Times:
 
 
 # By family of servers: of throughput, and where it is named of the time for each token and of the
-# time to the first token, alone or while others are served. The latter ("loaded") depends on when
-# requests come, which no number of requests says: those of a benchmark that end together come
-# together again. So what is tested is whether it is between the two times of `Times`.
+# time to the first token, alone or while others are served ("loaded"): whether it is between the
+# two of `Times`, as it depends on when requests come.
 # From `python scripts/fit_planner.py`.
 BANDS = {
     "gpu": Band(1.3, 105, 0.95, 0.924),
@@ -212,8 +211,8 @@ class ServerCost:
 
     @property
     def first_token_range(self) -> tuple[float, float] | None:
-        """The range of the time to the first token, from requests that come independently of each
-        other to the last of a burst of all; None without a band.
+        """The range of the time to the first token, from independent requests to a burst; None
+        without a band.
         """
         band, times = self.bands.first_token, self.expected
         if band is None:

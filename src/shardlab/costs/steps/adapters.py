@@ -30,9 +30,7 @@ class Adapters:
 
 
 def check_adapters(model: Model, lora: int, parameters: str | None, adapted: str = "all") -> None:
-    """ValueError for a rank that is none, for other matrices than there are, and for parameters
-    that cannot be trained.
-    """
+    """ValueError for a rank or matrices that are none, or parameters that cannot be trained."""
     if isinstance(lora, bool) or not isinstance(lora, int) or not 0 <= lora <= model.d_model:
         raise ValueError(
             f"lora is {short(lora)}; use the rank of the adapters, a whole number up to "
@@ -40,8 +38,7 @@ def check_adapters(model: Model, lora: int, parameters: str | None, adapted: str
         )
     if one_of("adapted", adapted, ADAPTED) != "all" and not lora:
         raise ValueError(
-            f"adapted={adapted!r} says on which matrices adapters are; add their rank, such as "
-            "lora=16"
+            f"adapted={adapted!r} has no effect without adapters; add their rank, such as lora=16"
         )
     if parameters in FROZEN and not lora:
         raise ValueError(
