@@ -83,8 +83,8 @@ class Times:
     """What clients of a server see, and what its owner does.
 
     Attributes:
-      first_token_seconds: from when a request gets its place to its first token, if requests come
-        independently of each other.
+      first_token_seconds: from when a request gets its place to its first token, if they come
+        independently.
       burst_first_token_seconds: the same for the last of all requests, if all come at once.
       token_seconds: from each token to the next, on average.
       slow_token_seconds: from each token to the next, the 95th percentile: while a prompt is
