@@ -109,8 +109,7 @@ def add_arguments(command):
         "--adapted",
         default="all",
         metavar="MATRICES",
-        help="with --lora, on which matrices adapters are: attention, or all of the layers, in a "
-        "mixture those of each expert too (all)",
+        help="with --lora, which matrices have adapters: attention, or all (all)",
     )
     command.add_argument(
         "--axes",
@@ -364,7 +363,9 @@ def _assumed(proposal, options):
     if not (options.remat or proposal.fitting):
         chosen = ", as no other fits either"
     where = " on attention" if options.adapted == "attention" else ""
-    frozen = f"adapters of rank {options.lora}{where}, the model is frozen; " if options.lora else ""
+    frozen = (
+        f"adapters of rank {options.lora}{where}, the model is frozen; " if options.lora else ""
+    )
     return (
         f"Assumed: {frozen}computed again in the backward pass: {label} "
         f"(--remat {proposal.remat}{chosen});\n{options.products} products; {each}."

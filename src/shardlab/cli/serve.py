@@ -187,7 +187,7 @@ def _record(cost, bounds):
 
 
 def _first(times):
-    """The time to the first token, in ms; of more than one request also in a burst."""
+    """The time to the first token, in ms, and in a burst."""
     ends = [times.first_token_seconds, times.burst_first_token_seconds]
     return " to ".join(dict.fromkeys(f"{seconds * 1e3:,.0f}" for seconds in ends))
 
@@ -284,7 +284,7 @@ def _report(model, machine, prompt, output, plans, rows, bounds, options):
 
 
 def _first_token(cost):
-    """How far the time to the first token can be trusted."""
+    """The range of the time to the first token."""
     ends, band = cost.first_token_range, cost.bands.first_token
     what = "Time to the first token: "
     if not (band and ends):
@@ -294,7 +294,8 @@ def _first_token(cost):
         return f"{what}{band}."
     return (
         f"{what}the first if requests come independently of each other, the second for the last "
-        f"of a burst; {band.inside:.0%} of {band.tested} published measurements left out were within."
+        f"of a burst; {band.inside:.0%} of {band.tested} published measurements left out were "
+        "within."
     )
 
 

@@ -206,7 +206,7 @@ def _of_server(server):
     )
     band = serving.band_of(server.band)
     factor = band.factor if band else None
-    if server.kind == "loaded":  # the middle of its range, and the factor from there to its ends
+    if server.kind == "loaded":  # the middle of its range
         first, burst = server.ends()
         expected = (first * burst) ** 0.5
         factor = factor and factor * (burst / first) ** 0.5

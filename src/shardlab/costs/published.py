@@ -213,7 +213,7 @@ class Server:
         return float(self.measured / token)
 
     def ends(self) -> tuple[float, float]:
-        """The expected times to a first token: if it meets no other prompt, and in a burst."""
+        """The expected times to a first token: of independent requests, and of a burst."""
         first, burst, *_ = serving.composed(
             self.parts().ways()[1], self.batch, self.prompt, self.answer, self.chunk
         )

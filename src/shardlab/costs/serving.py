@@ -83,8 +83,8 @@ class Times:
     """What clients of a server see, and what its owner does.
 
     Attributes:
-      first_token_seconds: from when a request gets its place to its first token, if requests come
-        independently of each other.
+      first_token_seconds: from when a request gets its place to its first token, if they come
+        independently.
       burst_first_token_seconds: the same for the last of all requests, if all come at once.
       token_seconds: from each token to the next, on average.
       slow_token_seconds: from each token to the next, the 95th percentile: while a prompt is
@@ -105,9 +105,8 @@ class Times:
 
 
 # By family of servers: of throughput, and where it is named of the time for each token and of the
-# time to the first token, alone or while others are served. The latter ("loaded") depends on when
-# requests come, which no number of requests says: those of a benchmark that end together come
-# together again. So what is tested is whether it is between the two times of `Times`.
+# time to the first token, alone or while others are served ("loaded"): whether it is between the
+# two of `Times`, as it depends on when requests come.
 # From `python scripts/fit_planner.py`.
 BANDS = {
     "gpu": Band(1.3, 105, 0.95, 0.924),
@@ -212,13 +211,16 @@ class ServerCost:
 
     @property
     def first_token_range(self) -> tuple[float, float] | None:
-        """The range of the time to the first token, from requests that come independently of each
-        other to the last of a burst of all; None without a band.
+        """The range of the time to the first token, from independent requests to a burst; None
+        without a band.
         """
         band, times = self.bands.first_token, self.expected
         if band is None:
             return None
-        return times.first_token_seconds / band.factor, times.burst_first_token_seconds * band.factor
+        return (
+            times.first_token_seconds / band.factor,
+            times.burst_first_token_seconds * band.factor,
+        )
 
 
 def most_sequences(
@@ -345,7 +347,15 @@ def in_chunks(way, sequences, prompt, output, chunk):
     rate = generating / (output * time)
     first = max(sequences * output * latency / generating - output * latency, steps * latency)
     burst = max(first, every * latency)
-    return first, burst, latency, latency, latency, rate, 1 - way.step * generating / sequences / time
+    return (
+        first,
+        burst,
+        latency,
+        latency,
+        latency,
+        rate,
+        1 - way.step * generating / sequences / time,
+    )
 
 
 def composed(way: Way, sequences, prompt, output, chunk=None):

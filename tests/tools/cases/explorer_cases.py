@@ -78,7 +78,7 @@ def dtypes(chance):
 
 def adapters(chance):
     """Adapters, for some cases, of a rank that is possible for most, and not always on all."""
-    if chance.random() > 0.3:
+    if chance.random() > 0.2:
         return {}
     lora = chance.choice((0, 8, 64, 64, 10_000))
     found = {"lora": lora} | ({"adapted": "attention"} if lora and chance.random() < 0.4 else {})

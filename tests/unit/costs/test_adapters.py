@@ -86,7 +86,11 @@ def test_only_adapters_have_gradients_that_are_sent():
 @pytest.mark.parametrize(
     ("name", "how", "says"),
     [
-        ("mixtral-8x7b", {"lora": 16, "adapted": "mlp"}, "adapted='mlp' is not known; use one of all"),
+        (
+            "mixtral-8x7b",
+            {"lora": 16, "adapted": "mlp"},
+            "adapted='mlp' is not known; use one of all",
+        ),
         ("mixtral-8x7b", {"adapted": "attention"}, "add their rank, such as lora=16"),
         ("llama-3-8b", {"parameters": "int8"}, "int8 cannot be trained; add adapters"),
         (
@@ -142,12 +146,16 @@ def restored(stored, shape):
         return stored["int8"].astype(jnp.bfloat16) / 256
     codes = jnp.stack([stored["codes"] & 15, stored["codes"] >> 4], -1).reshape(-1, 64)
     scales = stored["scales"].reshape(-1, 256) * stored["of scales"][:, None]
-    return ((codes.astype(jnp.float32) - 8) * scales.reshape(-1, 1)).reshape(shape).astype(jnp.bfloat16)
+    return (
+        ((codes.astype(jnp.float32) - 8) * scales.reshape(-1, 1))
+        .reshape(shape)
+        .astype(jnp.bfloat16)
+    )
 
 
 def built(parameters, adapted, rank):
-    """(frozen, adapters, moments, a step) of `SMALL`, spread over eight devices, of which four groups
-    share the experts.
+    """(frozen, adapters, moments, a step) of `SMALL`, spread over eight devices, of which four
+    groups share the experts.
     """
     mesh = jax.make_mesh(
         (4, 2), ("expert", "fsdp"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:8]
@@ -161,9 +169,12 @@ def built(parameters, adapted, rank):
     shapes |= {name: (n, m.experts, *sides) for name, sides in experts.items()}
     frozen = {
         name: frozen_array(
-            next(key), shape, P(None, "expert", "fsdp") if name in experts else P(None, every),
-            parameters, mesh,
-        )  # fmt: skip
+            next(key),
+            shape,
+            P(None, "expert", "fsdp") if name in experts else P(None, every),
+            parameters,
+            mesh,
+        )
         for name, shape in shapes.items()
     }
     small = {"router": (d, n * m.experts), "norms": (d, 2 * n + 1)}
@@ -180,7 +191,9 @@ def built(parameters, adapted, rank):
             jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in ((a, first), (b, second))
         ]
     wide_ones = jax.tree.map(lambda x: jnp.zeros_like(x, jnp.float32), adapters)
-    moments = jax.tree.map(lambda z, x: jax.device_put(z, x.sharding), [wide_ones] * 2, [adapters] * 2)
+    moments = jax.tree.map(
+        lambda z, x: jax.device_put(z, x.sharding), [wide_ones] * 2, [adapters] * 2
+    )
 
     def loss(adapters, frozen, tokens):
         whole = {name: restored(frozen[name], shape) for name, shape in shapes.items()}
@@ -194,7 +207,9 @@ def built(parameters, adapted, rank):
         x = frozen["embedding"]["bf16"][tokens]
         for layer in range(n):
             h = x * (1 + frozen["norms"]["bf16"][:, layer])
-            q, k, v = (product(name, h, layer).reshape(*h.shape[:2], -1, m.head_dim) for name in "qkv")
+            q, k, v = (
+                product(name, h, layer).reshape(*h.shape[:2], -1, m.head_dim) for name in "qkv"
+            )
             mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
             x = x + product("o", mixed.reshape(*h.shape[:2], -1), layer)
             h = x * (1 + frozen["norms"]["bf16"][:, n + layer])
@@ -213,9 +228,14 @@ def built(parameters, adapted, rank):
     def train(adapters, moments, frozen, tokens):
         value, gradients = jax.value_and_grad(loss)(adapters, frozen, tokens)
         first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments[0], gradients)
-        second = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g.astype(jnp.float32) ** 2, moments[1], gradients)
+        second = jax.tree.map(
+            lambda v, g: 0.99 * v + 0.01 * g.astype(jnp.float32) ** 2, moments[1], gradients
+        )
         moved = jax.tree.map(
-            lambda x, m, v: (x - 0.02 * m / (jnp.sqrt(v) + 1e-8)).astype(x.dtype), adapters, first, second
+            lambda x, m, v: (x - 0.02 * m / (jnp.sqrt(v) + 1e-8)).astype(x.dtype),
+            adapters,
+            first,
+            second,
         )
         return moved, [first, second], gradients, value
 
@@ -252,9 +272,7 @@ def test_adapters_of_a_mixture_are_on_every_expert_or_on_attention_alone():
     sides = 7168 + 2 * 1536 + 128 * 192 + 7168 + 2 * 512 + 64 + 3 * 128 * 128 + 7168
     found = adapters_of(deepseek, 8)
     assert found.routed == 58 * 256 * 8 * 3 * (7168 + 2048)
-    assert found.shared == 8 * (
-        61 * sides + 3 * 3 * (7168 + 18_432) + 58 * 3 * (7168 + 2048)
-    )
+    assert found.shared == 8 * (61 * sides + 3 * 3 * (7168 + 18_432) + 58 * 3 * (7168 + 2048))
 
 
 def test_a_mixture_under_adapters_takes_what_its_matrices_do():

@@ -14,8 +14,7 @@ class Adapters:
     """How many parameters the adapters of a model have, in all layers.
 
     Attributes:
-      shared: of all adapters but those of routed experts.
-      routed: of the adapters of all routed experts, which are sharded as the experts are.
+      shared, routed: without those of routed experts, and those.
       used: of those that a token passes through.
     """
 
@@ -25,14 +24,12 @@ class Adapters:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """All."""
         return self.shared + self.routed
 
 
 def check_adapters(model: Model, lora: int, parameters: str | None, adapted: str = "all") -> None:
-    """ValueError for a rank that is none, for other matrices than there are, and for parameters
-    that cannot be trained.
-    """
+    """ValueError for a rank or matrices that are none, or parameters that cannot be trained."""
     if isinstance(lora, bool) or not isinstance(lora, int) or not 0 <= lora <= model.d_model:
         raise ValueError(
             f"lora is {short(lora)}; use the rank of the adapters, a whole number up to "
@@ -40,8 +37,7 @@ def check_adapters(model: Model, lora: int, parameters: str | None, adapted: str
         )
     if one_of("adapted", adapted, ADAPTED) != "all" and not lora:
         raise ValueError(
-            f"adapted={adapted!r} says on which matrices adapters are; add their rank, such as "
-            "lora=16"
+            f"adapted={adapted!r} has no effect without adapters; add their rank, such as lora=16"
         )
     if parameters in FROZEN and not lora:
         raise ValueError(
@@ -51,9 +47,6 @@ def check_adapters(model: Model, lora: int, parameters: str | None, adapted: str
 
 def adapters_of(model: Model, lora: int, adapted: str = "all") -> Adapters:
     """The `Adapters` of this rank: of each matrix from m to n elements, rank times m + n.
-
-    On all matrices of the layers but a router, and each expert has its own; or on those of
-    attention alone.
 
     Source: Hu and others, "LoRA: Low-Rank Adaptation of Large Language Models", 2021, section 4.1;
     on all matrices of the layers, as QLoRA's section 4 finds to be needed.

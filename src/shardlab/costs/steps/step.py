@@ -180,8 +180,7 @@ def step_cost(
         With `parameters="nf4"` the layers' matrices have four bits, as in QLoRA, or with "int8"
         eight, and are read and written in 16 bits besides, one before each product with it. What
         adapters keep of a token, the rank for each, is not counted.
-      adapted: on which matrices adapters are: "all" of the layers but routers, where each expert
-        has its own; or those of "attention" alone.
+      adapted: which matrices have adapters: "all" of the layers but routers, or "attention".
 
     Returns:
       `StepCost`, with arrays if there were arrays.
