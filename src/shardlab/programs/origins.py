@@ -574,8 +574,9 @@ class Origins:
         if argument:
             starts = before._arguments.get(argument, [])
         else:
-            own = self._of_this_call(instruction, *makers[0])
-            starts = [*own, *before._made_by(makers[1:], makers[:1])]
+            starts = self._of_this_call(instruction, *makers[0])
+            names = {(_operation(stack), place): (stack, place) for stack, place in makers}
+            starts += before._made_by(list(names.values())[1:])
         for here, name in starts if argument else ():
             if split := before._split(here, name, axes):
                 return split
@@ -636,13 +637,10 @@ class Origins:
                     return _whole(used), where
         return None
 
-    def _made_by(self, makers, other=()):
-        """Where operations of these names and places are, and not of others: pairs of computation
-        and name.
-        """
+    def _made_by(self, makers):
+        """Where operations of these names and places are: pairs of computation and name."""
         keys = dict.fromkeys((_operation(stack), place) for stack, place in makers)
-        other = {(_operation(stack), place) for stack, place in other}
-        return [found for key in keys if key not in other for found in self._operations.get(key, ())]
+        return [found for key in keys for found in self._operations.get(key, ())]
 
     def _of_this_call(self, instruction, stack, place):
         """Where the operation of an instruction is before partitioning: of a helper, which has one
@@ -652,7 +650,7 @@ class Origins:
         by_call = self._before._by_call(*key)
         calls = self._callers_of(instruction, stack, place)
         own = [found for call in calls for found in by_call.get(call, ())]
-        return own or self._before._operations.get(key, ())
+        return own or [*self._before._operations.get(key, ())]
 
     def _by_call(self, operation, place):
         """Where instructions of an operation and a place are, by the calls that lead to them."""
