@@ -148,7 +148,7 @@ class Origins:
         """Read the tables of files and stack frames, where the text has them."""
         self._program, self._results, self._parts, self._before = program, results, {}, before
         self._text = text
-        self._uses = Uses()
+        self._uses, self._found = Uses(), {}
         # The sizes of axes are needed before partitioning, where shardings name axes and no groups.
         self._mesh = (re.search(r"xla\.sdy\.meshes=\{[^\n]*", text) or [""])[0]
         # Older texts have source_file and source_line in each line; where XLA keeps whole frames,
@@ -277,7 +277,7 @@ class Origins:
         # array, and a later one needs it. A sum is part of its own line, and so is what a shard_map
         # contains.
         inserted = own in makers and not _adds(instruction) and operation not in OPERATIONS
-        inserted = inserted or self._is_kept(stack, place, axes)
+        inserted = inserted or self._is_kept(instruction, stack, place, axes)
         return inserted or "(" not in stack or operation in _ON_THE_WAY
 
     def _phase(self, stack):
@@ -571,7 +571,12 @@ class Origins:
         if self._before is None or not axes:
             return None
         before = self._before
-        starts = before._arguments.get(argument, []) if argument else before._made_by(makers)
+        if argument:
+            starts = before._arguments.get(argument, [])
+        else:
+            starts = self._of_this_call(instruction, *makers[0])
+            names = {(_operation(stack), place): (stack, place) for stack, place in makers}
+            starts += before._made_by(list(names.values())[1:])
         for here, name in starts if argument else ():
             if split := before._split(here, name, axes):
                 return split
@@ -588,14 +593,14 @@ class Origins:
                         return _whole(used), where, *before._callers_of(user, used, where)
         return None
 
-    def _is_kept(self, stack, place, axes):
+    def _is_kept(self, instruction, stack, place, axes):
         """Whether a collective has the line of a constraint that keeps its axes: then something
         after it needs them.
         """
         operation = _operation(stack)
         if operation not in ("reshard", "sharding_constraint") or not (self._before and axes):
             return False
-        constraints = self._before._operations.get((operation, place), ())
+        constraints = self._of_this_call(instruction, stack, place)
         specs = [here[name].attribute("frontend_attributes") for here, name in constraints]
         return bool(specs) and all(set(axes) <= _axes_named(spec) for spec in specs)
 
@@ -636,6 +641,26 @@ class Origins:
         """Where operations of these names and places are: pairs of computation and name."""
         keys = dict.fromkeys((_operation(stack), place) for stack, place in makers)
         return [found for key in keys for found in self._operations.get(key, ())]
+
+    def _of_this_call(self, instruction, stack, place):
+        """Where the operation of an instruction is before partitioning: of a helper, which has one
+        line for all who call it, in the calls that lead to the instruction.
+        """
+        key = _operation(stack), place
+        by_call = self._before._by_call(*key)
+        calls = self._callers_of(instruction, stack, place)
+        own = [found for call in calls for found in by_call.get(call, ())]
+        return own or [*self._before._operations.get(key, ())]
+
+    def _by_call(self, operation, place):
+        """Where instructions of an operation and a place are, by the calls that lead to them."""
+        if (operation, place) not in self._found:
+            found = self._found[operation, place] = {}
+            for here, name in self._operations.get((operation, place), ()):
+                stack, _ = self._metadata(here.lines[name])
+                for call in self._callers_of(here[name], stack, place):
+                    found.setdefault(call, []).append((here, name))
+        return self._found[operation, place]
 
     @cached_property
     def _operations(self):

@@ -966,7 +966,8 @@ def of_repeated_products(
 
 def _matched(whole, each, devices):
     """FLOPs by place, where what only one of the two programs names is one place, that of most
-    FLOPs. What the compiled program gives no place may also be what other places lack.
+    FLOPs. What the compiled program gives no place may also be what other places lack, and what
+    other places have too much of, what this one lacks.
     """
     only = {place: flops for place, flops in whole.items() if place not in each}
     unplaced = sum(flops for place, flops in each.items() if place not in whole)
@@ -975,6 +976,12 @@ def _matched(whole, each, devices):
     most = max(only, key=only.get)
     lacking = (flops / devices - each[place] for place, flops in whole.items() if place in each)
     unplaced = max(unplaced - sum(size for size in lacking if size > 0), 0)
+    each = dict(each)
+    missing = sum(only.values()) / devices - unplaced
+    for place in whole.keys() & each.keys():
+        moved = min(each[place] - whole[place] / devices, missing)
+        if moved > 0:
+            each[place], unplaced, missing = each[place] - moved, unplaced + moved, missing - moved
     whole = {place: flops for place, flops in whole.items() if place in each}
     whole |= {most: sum(only.values())}
     each = {place: flops for place, flops in each.items() if place in whole}

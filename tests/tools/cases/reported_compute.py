@@ -568,3 +568,144 @@ def mean_of_means():
         struct(mesh, (32, 128), "batch", dtype="int32"),
         struct(mesh, (32, 128), "batch"),
     )
+
+
+@public(
+    "goodfire-ai/spd#978",
+    "In Muon's Newton-Schulz iterations devices add up the products of sharded matrices and all "
+    "compute their squares; whole matrices, divided among the devices, make a step 3.3 times as "
+    "fast.",
+    r"repeated work: .*product.*(fsdp|replicate)",
+    row="all-reduce.*contracting",
+)
+def newton_schulz():
+    mesh = grid((2, 4), ("replicate", "fsdp"))
+
+    def orthogonal(x):
+        x = x / (jnp.linalg.norm(x) + 1e-6)
+        for _ in range(5):
+            a = x @ x.T
+            x = 3.44 * x + (-4.775 * a + 2.03 * (a @ a)) @ x
+        return x
+
+    def update(w, m, g):
+        m = jax.tree.map(lambda m, g: 0.95 * m + g, m, g)
+        return jax.tree.map(lambda w, m: w - 0.02 * orthogonal(m), w, m), m
+
+    w = {f"w{n}": struct(mesh, (512, 1024), None, ("replicate", "fsdp")) for n in range(4)}
+    layouts = jax.tree.map(lambda a: a.sharding, w)
+    f = jax.jit(update, donate_argnums=(0, 1), out_shardings=(layouts, layouts))
+    return f, (w, w, w)
+
+
+@public(
+    "openxla/xla#34710",
+    "Arrays that are concatenated along the dimension in shards cost a collective each; a "
+    "shard_map in which each device concatenates its own shards needs none.",
+    r"(avoidable communication|many small collectives|stored in other shards): .*concat",
+    row="(all-to-all|collective-permute|all-gather).*concat",
+)
+def concatenated_shards():
+    mesh = grid((8,), ("data",))
+
+    def joined(ws):
+        return jnp.concatenate(ws) * 2
+
+    ws = [struct(mesh, (256, 512), "data") for _ in range(12)]
+    return jax.jit(joined, out_shardings=ws[0].sharding), (ws,)
+
+
+@public(
+    "OpenSourceEconomics/pylcm#370",
+    "An axis in shards is also computed in batches, by a loop, so each batch has collectives; "
+    "devices that compute all of their shards at once need none.",
+    r"(avoidable communication|gathered in a loop): .*(loop|scan|map|batch)",
+    row="all-gather.*(scan|loop)",
+)
+def batches_of_a_sharded_axis():
+    mesh = grid((8,), ("types",))
+
+    def bellman(v, w):
+        c = jnp.linspace(0.01, 1, 64)
+        u = jnp.log(c * (w[:, None] + 1e-3))
+        return jnp.max(u + 0.95 * v[:, None] * (1 - c), -1)
+
+    def solve(v, wealth):
+        def period(v, _):
+            v = lax.map(lambda a: bellman(*a), (v, wealth), batch_size=8)
+            return v, jnp.isnan(v).any()
+
+        v, are_nan = lax.scan(period, v, None, length=10)
+        return v, are_nan.any()
+
+    v = struct(mesh, (64, 512), "types")
+    return jax.jit(solve, donate_argnums=0, out_shardings=(v.sharding, None)), (v, v)
+
+
+@public(
+    "marin-community/marin#7932",
+    "The shard_map of a mixture of experts has the spec of the batch, without the axis of the "
+    "experts, so all of its devices send and compute the same tokens.",
+    r"(repeated work|data without an axis): .*along expert",
+    row="all-to-all.*expert",
+)
+def tokens_without_the_axis_of_experts():
+    mesh = grid((2, 4), ("data", "expert"))
+    width, experts, slots = 128, 8, 64
+
+    def mixture(w, x, chosen):
+        one = jax.nn.one_hot(chosen, experts, dtype=x.dtype)
+        slot = ((jnp.cumsum(one, 0) - 1) * one).sum(-1).astype("int32")
+        slot = jax.nn.one_hot(slot, slots, dtype=x.dtype)
+        sent = jnp.einsum("be,bc,bd->ecd", one, slot, x)
+        sent = lax.all_to_all(sent, "expert", 0, 1, tiled=True)
+        hidden = jax.nn.gelu(jnp.einsum("ecd,edf->ecf", sent, w["up"]))
+        back = jnp.einsum("ecf,efd->ecd", hidden, w["down"])
+        back = lax.all_to_all(back, "expert", 1, 0, tiled=True)
+        return jnp.einsum("be,bc,ecd->bd", one, slot, back)
+
+    f = jax.shard_map(
+        mixture,
+        mesh=mesh,
+        in_specs=(P("expert"), P("data"), P("data")),
+        out_specs=P("data"),
+        check_vma=False,
+    )
+    w = {
+        "up": struct(mesh, (experts, width, 512), "expert"),
+        "down": struct(mesh, (experts, 512, width), "expert"),
+    }
+    x, chosen = struct(mesh, (1024, width), "data"), struct(mesh, (1024,), "data", dtype="int32")
+    return jax.jit(lambda w, x, chosen: x + f(w, x, chosen), donate_argnums=1), (w, x, chosen)
+
+
+@public(
+    "AI-Hypercomputer/maxtext#1445",
+    "For context parallelism a `take` in each step reorders the sequence, which is in shards, so "
+    "that it is gathered; the data can be reordered before they are sharded.",
+    r"(indices gathered|avoidable communication|gathered before an index): "
+    r".*(index|indices|take|permut)",
+    row="all-gather.*(index|context)",
+)
+def reordered_context():
+    mesh = grid((2, 4), ("data", "context"))
+    chunks = np.arange(1024).reshape(8, 128)
+    order = np.concatenate([chunks[n] for half in range(4) for n in (half, 7 - half)])
+
+    def on(x, *spec):
+        return lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec)))
+
+    def attend(w, x, positions):
+        q, k, v = (jnp.einsum("btd,dhk->bthk", x, w[n]) for n in "qkv")
+        q, k, v = (on(a, "data", "context") for a in (q, k, v))
+        q, k, v = (on(jnp.take(a, order, axis=1), "data", "context") for a in (q, k, v))
+        positions = jnp.take(positions, order)
+        k, v, others = on(k, "data"), on(v, "data"), on(positions)
+        scores = jnp.einsum("bthk,bshk->bhts", q, k)
+        scores = jnp.where(positions[:, None] >= others, scores, -1e9)
+        mixed = jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores), v)
+        return on(jnp.einsum("bthk,hkd->btd", mixed, w["o"]), "data", "context")
+
+    w = {n: struct(mesh, (128, 8, 16)) for n in "qkv"} | {"o": struct(mesh, (8, 16, 128))}
+    x = struct(mesh, (8, 1024, 128), "data", "context")
+    return jax.jit(attend), (w, x, struct(mesh, (1024,), "context", dtype="int32"))

@@ -334,3 +334,65 @@ def recurrent_state_over_keys():
         state,
         bf16((64, 1024), "data"),
     )
+
+
+@public(
+    "sgl-project/sglang-jax#1096",
+    "Gate and up projection are one matrix, sharded over its joined columns, and each layer "
+    "exchanges shards to split its result into halves; interleaved by shard, they need none.",
+    r"(heads split|reshape of shards|avoidable communication|stored in other shards): "
+    r".*(split|halves|parts|interleav|joined)",
+    row="(all-to-all|collective-permute).*(split|slice)",
+)
+def merged_gate_and_up():
+    mesh = grid((2, 4), ("data", "tensor"))
+
+    def mlp(w, x):
+        def layer(x, w):
+            gate, up = jnp.split(x @ w["gate_up"], 2, -1)
+            return x + (jax.nn.silu(gate) * up) @ w["down"], None
+
+        return lax.scan(layer, x, w)[0]
+
+    w = {
+        "gate_up": struct(mesh, (4, 256, 2048), None, None, "tensor"),
+        "down": struct(mesh, (4, 1024, 256), None, "tensor"),
+    }
+    x = struct(mesh, (512, 256), "data")
+    return jax.jit(mlp, out_shardings=x.sharding), (w, x)
+
+
+@public(
+    "climate-analytics-lab/jax-gcm#526",
+    "The physics of an atmosphere joins longitude and latitude to one dimension of columns; with "
+    "both in shards, shards are exchanged at each change to physics and back.",
+    r"(reshape of shards|avoidable communication): .*(reshape|flatten)",
+    row="all-gather.* lat",
+)
+def columns_of_an_atmosphere():
+    mesh = grid((4, 2), ("lon", "lat"))
+
+    def column(t):
+        return jnp.tanh(jnp.cumsum(t, 0)) - t[::-1]
+
+    def physics(state, mix):
+        t = jnp.einsum("kl,lxy->kxy", mix, state)
+        columns = t.reshape(16, 128 * 64)
+        return state + jax.vmap(column, 1, 1)(columns).reshape(16, 128, 64)
+
+    state = struct(mesh, (16, 128, 64), None, "lon", "lat")
+    f = jax.jit(physics, donate_argnums=0, out_shardings=state.sharding)
+    return f, (state, struct(mesh, (16, 16)))
+
+
+@public(
+    "openxla/xla#4062",
+    "The result of a product is asked for with the axes of its rows and columns exchanged: both "
+    "operands are gathered, and each device computes more than its part.",
+    r"(order of axes|axis on two dimensions|repeated work|full rematerialisation): .*x and y",
+    row="all-gather.*product",
+)
+def crossed_result():
+    mesh = grid((4, 2), ("x", "y"))
+    f = jax.jit(lambda a, b: a @ b, out_shardings=NamedSharding(mesh, P("y", "x")))
+    return f, (struct(mesh, (2048, 512), "x"), struct(mesh, (512, 2048), None, "y"))

@@ -348,3 +348,72 @@ def logits_before_the_loss():
         struct(mesh, (8192, 256), "data"),
         struct(mesh, (8192,), "data", dtype="int32"),
     )
+
+
+@public(
+    "jax-ml/jax#25844",
+    "The derivative of each element, taken from `jacfwd`, is on every device whole although the "
+    "array is in shards; the gradient under `vmap` keeps them.",
+    r"replicated result|result on one device|repeated work",
+)
+def diagonal_of_a_jacobian():
+    mesh = grid((8,), ("x",))
+
+    def slopes(x):
+        return jnp.diagonal(jax.jacfwd(lambda x: jnp.sin(x) ** 3)(x))
+
+    return jax.jit(slopes), (struct(mesh, (4096,), "x"),)
+
+
+@public(
+    "vllm-project/tpu-inference#2270",
+    "After loading, weights of experts are joined by a function without out_shardings, so each "
+    "chip holds all of them and has no memory left.",
+    r"replicated result|result on one device|not placed",
+)
+def joined_weights_of_experts():
+    mesh = grid((8,), ("model",))
+
+    def joined(w1, w3, w2):
+        return {"w13": jnp.concatenate([w1, w3], 1).swapaxes(1, 2), "w2": w2.swapaxes(1, 2)}
+
+    shapes = (8, 1024, 512), (8, 1024, 512), (8, 512, 1024)
+    return jax.jit(joined), [struct(mesh, shape) for shape in shapes]
+
+
+@public(
+    "marin-community/marin#7513",
+    "Weights of attention and their moments are sharded over `data` alone, which has one device "
+    "where all are on `expert`: each chip holds them whole and has no memory left.",
+    r"^replicated: .*(attn|head).*expert",
+)
+def attention_on_every_expert():
+    mesh = grid((1, 8), ("data", "expert"))
+    width, hidden, experts = 256, 512, 8
+
+    def on(x, *spec):
+        return lax.with_sharding_constraint(x, NamedSharding(mesh, P(*spec)))
+
+    def loss(p, x):
+        h = on(x @ p["attn"], ("data", "expert"))
+        gates = jax.nn.softmax(h @ p["router"])
+        sent = on(jnp.einsum("te,td->etd", gates, h), "expert")
+        back = jnp.einsum("etd,edf->etf", sent, p["up"])
+        back = on(jnp.einsum("etf,efd->etd", jax.nn.gelu(back), p["down"]), "expert")
+        return jnp.mean((on(h + back.sum(0), ("data", "expert")) @ p["head"]) ** 2)
+
+    def step(s, x):
+        m = jax.tree.map(lambda m, g: 0.9 * m + g, s["m"], jax.grad(loss)(s["params"], x))
+        return {"params": jax.tree.map(lambda p, m: p - 0.1 * m, s["params"], m), "m": m}
+
+    params = {
+        "attn": struct(mesh, (width, width), "data"),
+        "router": struct(mesh, (width, experts)),
+        "up": struct(mesh, (experts, width, hidden), "expert", "data"),
+        "down": struct(mesh, (experts, hidden, width), "expert", None, "data"),
+        "head": struct(mesh, (width, 2048), "data"),
+    }
+    state = {"params": params, "m": params}
+    layouts = jax.tree.map(lambda a: a.sharding, state)
+    f = jax.jit(step, donate_argnums=0, out_shardings=layouts)
+    return f, (state, struct(mesh, (512, width), ("data", "expert")))

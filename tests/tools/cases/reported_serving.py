@@ -409,3 +409,78 @@ def replicated_cache():
         bf16((batch, width)),
         struct(mesh, (), dtype="int32"),
     )
+
+
+@public(
+    "vllm-project/tpu-inference#3597",
+    "A step of decoding looks for the largest logit in shards of the vocabulary, and then gathers "
+    "the same logits whole for sampling: one of these collectives is enough.",
+    r"(constraint without an axis|avoidable communication): .*model",
+    row="all-gather.*model",
+)
+def largest_and_then_gathered():
+    mesh = grid((2, 4), ("data", "model"))
+
+    def sample(head, hidden, temperature, key):
+        logits = on(mesh, hidden @ head, "data", "model")
+        greedy = jnp.argmax(logits, -1)
+        whole = on(mesh, logits, "data", None)
+        noise = jax.random.gumbel(key, whole.shape)
+        drawn = jnp.argmax(whole / temperature[:, None] + noise, -1)
+        return jnp.where(temperature < 1e-3, greedy, drawn)
+
+    return jax.jit(sample), (
+        struct(mesh, (256, 32768), None, "model"),
+        struct(mesh, (64, 256), "data"),
+        struct(mesh, (64,), "data"),
+        struct(mesh, (2,), dtype="uint32"),
+    )
+
+
+@public(
+    "sgl-project/sglang-jax#1094",
+    "The slopes of each layer's attention are made on one device and passed with the model, so "
+    "each step copies each of them to the others: 28 hidden transfers.",
+    r"not placed: .*slopes",
+)
+def slopes_on_one_device():
+    mesh = grid((2, 4), ("data", "tensor"))
+
+    def step(model, state, q, k, v):
+        new = []
+        for slopes, one in zip(model["slopes"], state, strict=True):
+            one = one * jnp.exp(-slopes)[:, None, None] + jnp.einsum("bhk,bhv->bhkv", k, v)
+            q = q + jnp.einsum("bhk,bhkv->bhv", q, one)
+            new.append(one)
+        return new, q
+
+    model = {"slopes": [jnp.linspace(0.1, 1, 32) for _ in range(4)]}
+    state = [struct(mesh, (16, 32, 32, 32), "data", "tensor") for _ in range(4)]
+    x = struct(mesh, (16, 32, 32), "data", "tensor")
+    return jax.jit(step, donate_argnums=1), (model, state, x, x, x)
+
+
+@public(
+    "vllm-project/tpu-inference#1897",
+    "Logits are asked for without the axis of data-parallel attention, so each of its groups of "
+    "devices samples for all requests: 78 ms instead of 8.",
+    r"(constraint without an axis|repeated work|data without an axis): .*attn_dp",
+    row="attn_dp",
+)
+def sampler_without_its_batch():
+    mesh = grid((4, 2), ("attn_dp", "model"))
+
+    def sample(head, hidden, temperature, key):
+        logits = on(mesh, hidden @ head, None, "model") / temperature[:, None]
+        best, tokens = lax.top_k(logits, 64)
+        likely = jnp.cumsum(jax.nn.softmax(best), -1) < 0.9
+        best = jnp.where(likely, best, -1e9).at[:, 0].set(best[:, 0])
+        chosen = jax.random.categorical(key, best)
+        return jnp.take_along_axis(tokens, chosen[:, None], 1)[:, 0]
+
+    return jax.jit(sample), (
+        struct(mesh, (256, 16384), None, "model"),
+        struct(mesh, (256, 256), "attn_dp"),
+        struct(mesh, (256,)),
+        struct(mesh, (2,), dtype="uint32"),
+    )
