@@ -93,7 +93,7 @@ def of_unplaced_data(
     arguments: Sequence[Any], results: Sequence[Any], moves: Sequence[Any], values: Sequence[Any]
 ) -> Iterator[Finding]:
     """Arguments on no mesh that no result replaces, beside others that are on one: arrays on one
-    device, which each call copies to the others, and those of which the compiler chooses a sharding
+    device, which each call sends to the others, and those of which the compiler chooses a sharding
     with which the program gathers them.
 
     Args:
@@ -121,7 +121,7 @@ def of_unplaced_data(
         names = on_one[0].name if is_single else f"{len(on_one)} arrays, first {on_one[0].name},"
         yield Finding(
             "not placed",
-            f"{names} {'is' if is_single else 'are'} on one device, so each call copies "
+            f"{names} {'is' if is_single else 'are'} on one device, so each call sends "
             f"{bytes_text(total)} to the others: place {'it' if is_single else 'them'} once, with "
             "jax.device_put and a sharding on the mesh",
         )
