@@ -397,7 +397,7 @@ def attention_on_every_expert():
     def loss(p, x):
         h = on(x @ p["attn"], ("data", "expert"))
         gates = jax.nn.softmax(h @ p["router"])
-        sent = on(jnp.einsum("te,td->etd", gates, h), "expert")
+        sent = on(jnp.einsum("tx,td->xtd", gates, h), "expert")
         back = jnp.einsum("etd,edf->etf", sent, p["up"])
         back = on(jnp.einsum("etf,efd->etd", jax.nn.gelu(back), p["down"]), "expert")
         return jnp.mean((on(h + back.sum(0), ("data", "expert")) @ p["head"]) ** 2)

@@ -173,7 +173,7 @@ def dense_experts():
 
     def loss(w, x):
         gates = jax.nn.softmax(x @ w["router"])
-        sent = on(jnp.einsum("te,td->etd", gates, x), "data", mesh=EIGHT)
+        sent = on(jnp.einsum("tx,td->xtd", gates, x), "data", mesh=EIGHT)
         h = jax.nn.gelu(jnp.einsum("etd,edf->etf", sent, w["up"]))
         back = on(jnp.einsum("etf,efd->etd", h, w["down"]), "data", mesh=EIGHT)
         return jnp.mean((on(x + back.sum(0), "data", mesh=EIGHT) @ w["head"]) ** 2)
