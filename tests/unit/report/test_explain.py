@@ -553,7 +553,8 @@ def test_each_cause_that_can_be_told_has_a_program():
     for text in texts - {""}:  # of a kind that no compiler makes of JAX's operations
         longest = max(text.split("*"), key=len)
         told = [*(words for *_, words in CAUSES), "random numbers, which JAX"]  # below
-        told += ["candidates that each device"]  # in test_searches
+        told += ["candidates that each device", ": each device searches"]  # in test_searches
+        told += [": the values of each go"]  # in test_callbacks
         assert any(words in text or longest[:20] in words for words in told), text
 
 
