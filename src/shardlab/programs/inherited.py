@@ -731,8 +731,9 @@ class _Follower:
             for one in (getattr(atom.aval, "shape", ()) for atom in equation.invars)
         ):
             return self._met(equation, values, shape)
-        # whatever mixes arrays without axes, such as random bits of a key, has none
-        return None if any(value.named for value in values) else ((),) * len(shape)
+        # whatever mixes arrays that never had axes, such as random bits of a key, has none
+        had = any(value.named or value.lost for value in values)
+        return None if had else ((),) * len(shape)
 
     def _met(self, equation, values, shape):
         """The axes of arrays of one shape that meet, and where their orders differ."""

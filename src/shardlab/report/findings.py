@@ -1416,15 +1416,24 @@ def of_avoidable(moves: Sequence[Any]) -> Iterator[Finding]:
       moves: the `shardlab.report.explain.Move`s.
     """
     total, groups = bytes_of(moves), {}
+    along = f"top_k {GOES_ALONG}"
+    # where XLA, or a constraint, gathers the last dimension, too, a search of each shard needs none
+    searched = {
+        (move.file, move.line)
+        for move in moves
+        if along in move.cause or (move.kind == "all-gather" and ASKED_FOR in move.cause)
+    }
     for move in moves:
-        words = next((words for words in _REMEDIES if words in move.cause), "")
+        is_both = OF_ROWS in move.cause and (move.file, move.line) in searched
+        cause = along if is_both else move.cause
+        words = next((words for words in _REMEDIES if words in cause), "")
         if words.startswith("two arrays") and move.phase != "forward":
             continue  # as an update with sharded moments does on purpose
         # an embedding in shards is looked up on purpose
         if not words or (words.startswith("a computed index") and move.array):
             continue
         key = move.file, move.line, words
-        sent, kinds, cause = groups.get(key, (0, (), move.cause))
+        sent, kinds, cause = groups.get(key, (0, (), cause))
         groups[key] = sent + (move.total or 0), (*kinds, move.kind), re.split("[:;]", cause)[0]
     for (file, line, words), (sent, kinds, cause) in groups.items():
         # the few bytes of each member cost their latency

@@ -118,9 +118,8 @@ def of_lost_axes(
         known = (*inheritance.repeated, *inheritance.by_weights, *searches, *inheritance.produced)
         better = corrections(known, place.file, place.line, axes)
         products = sum((inheritance.repeated.get(loss, Counter()) for loss in losses), Counter())
-        products = products or Counter(
-            inheritance.produced[loss] for loss in losses if loss in inheritance.produced
-        )
+        produced = (inheritance.produced[loss] for loss in losses if loss in inheritance.produced)
+        products = products or Counter(one for one in produced if (one.file, one.line) in again)
         searched = [searches[loss] for loss in losses if loss in searches]
         of_weights = (inheritance.by_weights.get(loss, Counter()) for loss in losses)
         of_weights = sum(of_weights, Counter())
