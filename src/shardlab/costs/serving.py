@@ -170,7 +170,7 @@ def bands(
 def band_of(name: str) -> Band | None:
     """The band of a family of servers; None if fewer than eight published ones test it.
 
-    >>> serving.band_of("gpu").tested >= 8, serving.band_of("tpu, loaded")
+    >>> serving.band_of("gpu").tested >= 8, serving.band_of("tpu, token")
     (True, None)
 
     Args:
