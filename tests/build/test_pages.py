@@ -91,13 +91,13 @@ def weight(path):
     )
 
 
-def test_no_page_weighs_more_than_110_kib(built):
+def test_no_page_weighs_more_than_112_kib(built):
     """Everything that a page asks for, as a host with gzip sends it."""
     for file, page in built.items():
         asked = [tag["src"] for tag in page.select("script[src], img[src]")]
         asked += [tag["href"] for tag in page.select("link[rel=stylesheet], link[rel=icon]")]
         total = weight(file) + sum(weight(local(file, address)) for address in set(asked))
-        most = 120 if file.name == "reference.html" else 110  # every public name on one page
+        most = 120 if file.name == "reference.html" else 112  # every public name on one page
         assert total <= most * 1024, f"{file.name}: {total / 1024:.0f} KiB"
 
 
