@@ -214,8 +214,9 @@ function notAModel({ layers, heads, kv_heads: kv, experts = 0, experts_per_token
     "the layers, and 0 without a window") : null;
 }
 
-// Why there are no such adapters on a model.
 const isFrozen = (dtype) => ["nf4", "int8"].includes(dtype);
+
+// Why there are no such adapters on a model.
 function noAdapters({ d_model: d }, { lora = 0, parameters }) {
   if (lora > d) return wrong(`lora is ${lora}; use the rank of the adapters, a whole number up to ${plain(d)}, or 0 to train all parameters`);
   return isFrozen(parameters) && !lora ? wrong(`parameters in ${parameters} cannot be trained; add adapters on them, such as lora=16`) : null;
@@ -245,13 +246,12 @@ function refused(model, given) {
 const DTYPES = { parameters: "bf16", gradients: "bf16", moments: "f32", master: "none" };
 const widths = (given) => Object.entries(DTYPES).map(([name, dtype]) => explorer.data.widths[given[name] ?? dtype] ?? 0);
 
-// Of adapters: the parameters of those of routed experts, of all others, and of those that a token passes through; and the
-// bytes of a parameter of the frozen model on average.
+// Parameters of adapters: of routed experts, others, a token; bytes of a frozen one.
 function adaptersOf({ layers, d_model: d, d_ff: f, heads, kv_heads: kv, head_dim, gated, experts, experts_per_token: chosen,
   shared_experts: shared = 0, kv_rank: latent, q_rank = 0, rope_dim: rope }, { embedding, parameters, mixed, wide: hidden }, given) {
   const [rank, [wide], frozen, values] = [given.lora || 0, widths(given), isFrozen(given.parameters), heads * head_dim];
   const sides = latent ? d + heads * (head_dim + rope) + 2 * q_rank + d + 2 * latent + rope + 3 * values + d
-    : 2 * (d + values) + 2 * (d + kv * head_dim); // of attention's matrices
+    : 2 * (d + values) + 2 * (d + kv * head_dim);
   const mlp = given.adapted === "attention" ? 0 : rank * (gated ? 3 : 2);
   const one = mlp * (d + hidden); // expert
   const dense = layers * rank * sides + (layers - mixed) * mlp * (d + f) + mixed * shared * one;
@@ -280,13 +280,13 @@ function memoryOf(model, counted, given) {
   const gathered = counted.gathered(expert);
   const whole = gathers === 1 ? (once * gathered + gradient * (rank ? (dense + routed / expert) / layers : gathered)) * layers / pipeline : 2 * once * gathered;
   return [{ // activations in bf16, logits in f32
-    parameters: base + (rank ? gradient : wide) * held, // an adapter is as wide as its gradient
+    parameters: base + (rank ? gradient : wide) * held, // adapters are as wide as gradients
     gradients: gradient * held,
     moments: 2 * moment * held,
     ...(master ? { "master weights": master * held } : {}),
     activations: 2 * tokens * (keeping * width(kept) + min(keeping, 2) * width(hosts)) / tensor,
     working: 2 * tokens * (recomputes.length ? width(explorer.data.remat.none.keeps) : 0) / tensor +
-      (frozen ? 2 * model.d_model * (counted.mixed < layers ? model.d_ff : counted.wide) / tensor : 0), // a matrix in 16 bits again
+      (frozen ? 2 * model.d_model * (counted.mixed < layers ? model.d_ff : counted.wide) / tensor : 0),
     gathered: shards > tensor * expert ? whole / tensor : 0,
     logits: 4 * tokens * vocab / tensor,
   }, 2 * tokens * keeping * width(hosts) / tensor, base];
@@ -312,7 +312,7 @@ function step(model, counted, made, where, given) {
   // Compute.
   const [forward, repeat, scores] = flopsOf(model, counted, sequence, recomputes);
   const [forwards, again] = [tokens / tensor * forward / pipeline, tokens / tensor * repeat / pipeline];
-  const adapting = 3 * 2 * adapters.used * tokens / (tensor * pipeline);
+  const adapting = 6 * adapters.used * tokens / (tensor * pipeline);
   // A frozen matrix has no gradient, which takes a third of its FLOPs.
   const useful = rank ? 3 * forwards - 2 * counted.multiplied * tokens / (tensor * pipeline) + adapting : 3 * forwards;
   const flops = useful + again;
@@ -323,7 +323,7 @@ function step(model, counted, made, where, given) {
   // HBM.
   const [many, dense] = [routed / expert, parameters - routed].map((n) => n / (tensor * pipeline)); // of experts, and others
   const trained = rank ? onMany + onDense : many + dense;
-  const stored = allLayers * (attention + ff) - mixed * (chosen || 0) * counted.each + routed / expert; // with all experts
+  const stored = allLayers * (attention + ff) - mixed * (chosen || 0) * counted.each + routed / expert;
   const restored = frozen ? micro * reads * 4 * stored / (tensor * pipeline) : 0; // in 16 bits, each pass
   const update = 2 * (state - memory.gradients - base) + memory.gradients + restored;
   const forToken = tokens * allLayers / (tensor * pipeline) * 2; // of one element of its width
