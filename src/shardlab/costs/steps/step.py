@@ -258,7 +258,7 @@ def cost_on(setting, parallelism):
 
     # HBM. Each pass reads the matrices, and the backward pass writes gradients; activations are
     # written and read; the optimiser reads and writes its state.
-    here = sum(_here(model, parallelism))
+    here = sum(_model_here(model, parallelism))
     trained = sum(_adapters_here(setting, parallelism)) if setting.lora else here
     passes = remat.reads * setting.parameter_bytes * here + bytes_of["gradients"] * trained
     held = memory.state_bytes - memory.gradient_bytes - memory.frozen_bytes
@@ -321,24 +321,23 @@ def _check_mesh(setting, parallelism):
         )
 
 
-def _here(model, parallelism):
-    """(parameters of the routed experts, all others) that a chip multiplies with: its part of its
-    stage's layers.
+def _here(routed, others, parallelism):
+    """Of the parameters (of the routed experts, of all others) those that a chip multiplies with:
+    its part of its stage's layers.
     """
     tensor, pipeline, expert = (
         np.asarray(getattr(parallelism, axis), float) for axis in ("tensor", "pipeline", "expert")
     )
-    routed, dense = model.routed_parameters / expert, model.parameters - model.routed_parameters
-    return routed / (tensor * pipeline), dense / (tensor * pipeline)
+    return routed / expert / (tensor * pipeline), others / (tensor * pipeline)
+
+
+def _model_here(model, parallelism):
+    routed = model.routed_parameters
+    return _here(routed, model.parameters - routed, parallelism)
 
 
 def _adapters_here(setting, parallelism):
-    """(parameters of adapters of the routed experts, of all others) that a chip multiplies with."""
-    tensor, pipeline, expert = (
-        np.asarray(getattr(parallelism, axis), float) for axis in ("tensor", "pipeline", "expert")
-    )
-    adapters = setting.adapters
-    return adapters.routed / expert / (tensor * pipeline), adapters.shared / (tensor * pipeline)
+    return _here(setting.adapters.routed, setting.adapters.shared, parallelism)
 
 
 def _arrays(setting, parallelism, tokens):
@@ -350,7 +349,7 @@ def _arrays(setting, parallelism, tokens):
         np.asarray(getattr(parallelism, axis), float) for axis in (*_OF_TOKENS, "expert")
     )
     micro, layers = np.asarray(parallelism.microbatches, float), model.layers / pipeline
-    routed, dense = _here(model, parallelism)
+    routed, dense = _model_here(model, parallelism)
     gather, scatter = setting.rounds(micro)
     # wider parameters are cast before they are gathered
     once = min(setting.parameter_bytes, bytes_of["activations"])
