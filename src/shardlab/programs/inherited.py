@@ -363,6 +363,13 @@ class Inheritance:
     held: dict[Held, None] = field(default_factory=dict)
     picked: dict[Loss, Pick] = field(default_factory=dict)
 
+    def products_without(self, loss: Loss) -> tuple[Site, ...]:
+        """The products that a `Loss` leaves without its axis: those after its constraint, and the
+        one whose result the constraint makes whole.
+        """
+        made = (self.produced[loss],) if loss in self.produced else ()
+        return *self.repeated.get(loss, ()), *made
+
     @property
     def of_tensors(self) -> set[str]:
         """The axes of tensor parallelism: without those along which the sums of partial products
@@ -573,7 +580,7 @@ class _Follower:
         undecided = frozenset().union(*(value.undecided for value in values))
         if name in ("dot_general", "conv_general_dilated"):
             lost = self._product(equation, values, lost, differs | within, times, manual)
-        if name in _REDUCTIONS - {*_SEARCHES} and manual is None:
+        if name in _REDUCTIONS and name not in _SEARCHES and manual is None:
             for loss in values[0].lost:
                 is_along = loss.dimension in params["axes"] and len(loss.spec) == len(operand)
                 if is_along and loss.axis not in values[0].named and not is_backward(equation):

@@ -154,10 +154,11 @@ class Uses:
           names: of the values.
         """
         reached, direct = {}, {}
-        for value in names:
 
-            def is_end(user, place):
-                return user.kind not in _LINEAR or (user.kind == "divide" and place > 0)
+        def is_end(user, place):
+            return user.kind not in _LINEAR or (user.kind == "divide" and place > 0)
+
+        for value in names:
 
             def is_end_of_sum(user, place, value=value):
                 if user.kind == "add":

@@ -107,12 +107,12 @@ def of_unplaced_data(
     replaced = {array.type for array in results}
     if not any(array.spec for array in arguments if array not in loose):
         return
+    data, by_number = [one for one in loose if one.type not in replaced], dict(enumerate(values))
     on_one = [
         array
-        for array in loose
-        if isinstance(value := dict(enumerate(values)).get(array.number), jax.Array)
+        for array in data
+        if isinstance(value := by_number.get(array.number), jax.Array)
         and len(value.sharding.device_set) == 1
-        and array.type not in replaced
         and not array.type.endswith(("[]", "u32[2]"))  # numbers and keys
     ]
     total = sum(array.whole for array in on_one)
@@ -125,14 +125,9 @@ def of_unplaced_data(
             f"{bytes_text(total)} to the others: place {'it' if is_single else 'them'} once, with "
             "jax.device_put and a sharding on the mesh",
         )
-    for array in loose:
-        is_chosen = array.spec not in ("", "P()")
-        if (
-            is_chosen
-            and array not in on_one
-            and array.name in gathered
-            and array.type not in replaced
-        ):
+    for array in data:
+        is_chosen = array.spec not in ("", "P()") and array not in on_one
+        if is_chosen and array.name in gathered:
             yield Finding(
                 "not placed",
                 f"{array.name} is on no mesh, so the compiler chose its sharding, {array.spec}, "

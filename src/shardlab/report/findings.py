@@ -978,8 +978,8 @@ def _matched(whole, each, devices):
     unplaced = max(unplaced - sum(size for size in lacking if size > 0), 0)
     each = dict(each)
     missing = sum(only.values()) / devices - unplaced
-    for place in whole.keys() & each.keys():
-        moved = min(each[place] - whole[place] / devices, missing)
+    for place in whole:
+        moved = min(each.get(place, 0) - whole[place] / devices, missing)
         if moved > 0:
             each[place], unplaced, missing = each[place] - moved, unplaced + moved, missing - moved
     whole = {place: flops for place, flops in whole.items() if place in each}

@@ -90,16 +90,13 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         (place.file, place.line)
         for losses in lost.values()
         for loss in losses
-        for place in (
-            *compiled.inheritance.repeated.get(loss, ()),
-            *filter(None, [compiled.inheritance.produced.get(loss)]),
-        )
+        for place in compiled.inheritance.products_without(loss)
     }
     again = {place: flops for place, flops in again.items() if place not in explained}
     if any(one.title == "gathered before an index" for one in found):
         again = {place: flops for place, flops in again.items() if place not in asked}
-    of_members = [why.startswith(MEMBERS_CALLED) for why in located.causes]
-    loops = [move for move, called in zip(sent, of_members, strict=True) if not called]
+    by_cause = zip(sent, located.causes, strict=True)
+    loops = [one for one, why in by_cause if not why.startswith(MEMBERS_CALLED)]
     told = {one.says.partition(": ")[0] for one in found if one.title == "reshape of shards"}
     known = [one for one, _ in by_specs]
     others = [one for one in sent if one not in known]

@@ -57,8 +57,9 @@ def lost_axes(
       batch: the axes along which data are in shards in their first dimension: where a batch loses
         one, weights with it count as products without it.
     """
-    groups = {}
-    only_reduced = inheritance.reduced.keys() - inheritance.entered
+    costly, enough = {}, _LEAST * inheritance.flops
+    # of what a shard_map has returned, each device's own largest are gathered as a search wants it
+    only_reduced = [loss for loss in inheritance.reduced if loss not in inheritance.entered]
     for loss in [*inheritance.searched, *only_reduced]:
         sent = bytes_of(
             move
@@ -67,17 +68,15 @@ def lost_axes(
             and move.kind == "all-gather"
             and loss.axis in (move.axes or move.within or ())
         )
-        is_candidate = loss in inheritance.candidates  # each device's own, as a search wants them
-        is_much = sent > max(_MUCH * bytes_of(moves), 1024)
-        if loss.kind == "constraint" and is_much and not is_candidate:
-            groups.setdefault((loss.place, loss.spec, loss.type), []).append(loss)
+        if sent > max(_MUCH * bytes_of(moves), 1024) and loss not in inheritance.candidates:
+            costly.setdefault(loss)
     for loss, product in inheritance.produced.items():
         flops_done, flops = again.get((product.file, product.line), (0, 0))
-        if flops_done - flops > _LEAST * inheritance.flops and loss.kind == "constraint":
-            groups.setdefault((loss.place, loss.spec, loss.type), []).append(loss)
+        if flops_done - flops > enough:
+            costly.setdefault(loss)
     of_batch = {loss: n for loss, n in inheritance.by_weights.items() if loss.axis in batch}
     for loss, places in (*inheritance.repeated.items(), *of_batch.items()):
-        if loss.kind != "constraint" or places.total() < _LEAST * inheritance.flops:
+        if places.total() < enough:
             continue
         along = [move for move in moves if loss.axis in (move.axes or move.within or ())]
         is_gathered = any(is_at(move, loss.place) for move in along)
@@ -88,8 +87,11 @@ def lost_axes(
             for move in along
         )
         if is_gathered or any((one.file, one.line) in again for one in places):
-            group = groups.setdefault((loss.place, loss.spec, loss.type), [])
-            group += [loss] if loss not in group else []
+            costly.setdefault(loss)
+    groups = {}
+    for loss in costly:
+        if loss.kind == "constraint":
+            groups.setdefault((loss.place, loss.spec, loss.type), []).append(loss)
     return groups
 
 
