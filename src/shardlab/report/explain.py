@@ -189,14 +189,13 @@ def explain(
     chosen = [*calls.of_unplaced_data(arrays, results, report.moves, values)]
     if chosen and not _with_own_shardings(f, args, kwargs)[1]:
         found += chosen
-    result_arrays = results
-    results = [] if is_gradient else results
-    found += findings.of_donation(arrays, results, sizes["donated"], wrapper, made)
-    found += calls.of_next_call(arrays, result_arrays, jaxpr, found)
+    returned = [] if is_gradient else results
+    found += findings.of_donation(arrays, returned, sizes["donated"], wrapper, made)
+    found += calls.of_next_call(arrays, results, jaxpr, found)
     temporaries = tuple(storage.temporaries(located))
     if not judgement.is_in_specs:
         found += findings.of_exchanged(report.moves, arrays)
-    found += findings.of_temporaries(temporaries, sizes, is_trained, result_arrays)
+    found += findings.of_temporaries(temporaries, sizes, is_trained, results)
     found = tuple(findings.by_harm([*found, *report.findings], _spare_axes(report, arrays)))
     alone = report.devices == 1 and backend == jax.default_backend()
     idle = jax.device_count() - 1 if alone else 0
@@ -211,7 +210,7 @@ def explain(
     )
     if not try_remedies:
         return report
-    tried = Tried(f, args, kwargs, shardings, result_arrays, located.meshes, chip, wrapper)
+    tried = Tried(f, args, kwargs, shardings, results, located.meshes, chip, wrapper)
     with _words_of_the_compiler(are_shown=False):  # of other programs than this one
         return with_trials(report, tried)
 

@@ -865,5 +865,7 @@ def test_recorded_steps_sum_gradients_in_float32():
         "experts: fsdp, astype",  # these are shown on purpose
         "transformer: bfloat16, cast, then vary",
         "transformer: bfloat16, vary, then cast",
+        "transformer: wide, cast, then vary",
+        "transformer: wide, vary, then cast",
         "zero: mixed, cast_first",
     }
