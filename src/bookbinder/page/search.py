@@ -44,6 +44,7 @@ _SKIPPED = (
 # Hints and solutions, what cells print, and on the home page what only leads to other pages.
 _HIDDEN = {"dropdown", "cell_output", "doors", "films", "contents"}
 _BLOCKS = (nodes.paragraph, nodes.caption, nodes.row, nodes.term, nodes.line)
+_NO_OPENINGS = ("Predict.", pages.PROMISE)  # which say nothing of the subject
 _NAME = re.compile(r"[A-Za-z]\w*(?:\.[A-Za-z]\w*)*")
 _OF_AN_API = re.compile(r"[._]|[A-Z].*[A-Z]")
 # What a cell prints of an error, up to a blank line; people search for it whole.
@@ -71,6 +72,8 @@ class Section:
       kind: "section", "exercise" or "entry".
       names: of the terms that it defines, with their other names, those of `search_aliases`, and
         messages that an index on the page leads from to it.
+      openings: the headings of single paragraphs, such as "Other launchers" of one that begins with
+        "**Other launchers.**"; a word in one counts as much as a word in a heading.
       text: its paragraphs, one per line, and the errors that its cells print, without those of the
         sections in it; code in it stands between backticks.
       code: the names in its cells that look like parts of an API, such as "lax.psum" and
@@ -82,6 +85,7 @@ class Section:
     above: tuple[str, ...] = ()
     kind: str = "section"
     names: list[str] = field(default_factory=list)
+    openings: list[str] = field(default_factory=list)
     text: str = ""
     code: str = ""
 
@@ -205,6 +209,7 @@ def _collect(node, above, sections_so_far, title):
         else:
             if isinstance(one, _BLOCKS) and not said:
                 lines.append(_plain(one, title))
+                section.openings += _opening(one)
                 said = True
             for child in one.children:
                 if isinstance(child, nodes.Element):
@@ -215,6 +220,14 @@ def _collect(node, above, sections_so_far, title):
     section.text, section.code = "\n".join(filter(None, lines)), " ".join(code)
     for one in inner:
         _collect(one, (*above, section.heading), sections_so_far, title)
+
+
+def _opening(paragraph):
+    """The heading in bold with which a paragraph begins, if it has one."""
+    first = paragraph.children[0] if paragraph.children else None
+    words = first.astext() if isinstance(first, nodes.strong) else ""
+    if words.endswith(".") and words not in _NO_OPENINGS:
+        yield words.removesuffix(".")
 
 
 def _is_exercise(node):

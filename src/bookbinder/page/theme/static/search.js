@@ -7,10 +7,11 @@ globalThis.bookSearch = ({ load, root, slash }) => {
   const WORDS = 24; // and words: more take seconds, and find nothing better
   const LONG = 12; // words that are a message, and not what a reader typed
   const LENGTH = 200; // characters of the sentence that is shown with one
-  const FIELDS = { names: 8, heading: 6, api: 2.5, above: 3, text: 1, code: 0.3 }; // and how much a word in them counts
+  const FIELDS = { names: 8, heading: 6, openings: 6, api: 2.5, above: 3, text: 1, code: 0.3 }; // and how much a word in them counts
   const LIKE = { // what means the same here, or is one of these, and how much that counts
     gpu: ["device"], tpu: ["device"], chip: ["device"], core: ["device"], accelerator: ["device"], card: ["gpu", "device"],
     node: ["host"], host: ["node"], machine: ["host", "node"], server: ["serve"], multi: ["many", "several", "two"], several: ["many"],
+    multiple: ["many", "several", "two"],
     different: ["other", "fewer", "another", "differ"], differ: ["different"], other: ["another", "different"], fewer: ["other"], big: ["large"], bigger: ["larger"],
     load: ["restore"], restore: ["load"], restart: ["resume", "restore", "requeue"], resume: ["restart", "restore"], crash: ["die", "killed"],
     split: ["shard"], distribute: ["shard"], partition: ["shard"], divide: ["shard"], share: ["shard", "tied"], duplicate: ["replicate"],
@@ -31,6 +32,7 @@ globalThis.bookSearch = ({ load, root, slash }) => {
     1: ["one"], 2: ["two"], 4: ["four"], 8: ["eight"], one: ["1"], two: ["2"], four: ["4"], eight: ["8"], oom: ["memory"],
   };
   const AS_MUCH = 0.5;
+  const MANY = new Set(["multi", "multiple", "many", "several"]), SLIGHT = 0.4; // rare here, but they tell little of the subject
   const PIECES = 0.2; // the same for the pieces of a word such as "all-reduce", where it is not there as a whole
   const KINDS = { section: 1, entry: 0.4, exercise: 0.4 }; // what teaches comes before what defines or asks,
   const APPENDIX = 0.4; // the parts before the appendices,
@@ -153,7 +155,7 @@ globalThis.bookSearch = ({ load, root, slash }) => {
     }
     const records = sections.map((section, id) => ({
       id, heading: section.heading, names: [...section.names, ...section.called].join(" "), above: section.above.join(" "),
-      text: text[id], code: code[id], api: api[id],
+      openings: (section.openings ?? []).join(" "), text: text[id], code: code[id], api: api[id],
     }));
     await engine.addAllAsync(records, { chunkSize: 40 }); // while the reader types on
 
@@ -197,7 +199,7 @@ globalThis.bookSearch = ({ load, root, slash }) => {
       for (const [exact, word] of lists) {
         const inPieces = () => engine.search({ combineWith: "OR", queries: pieces(word).map(stem), boost: ofPieces, prefix: false });
         const list = [() => exact, () => search(word, { fuzzy }), inPieces].reduce((found, next) => (found.length ? found : next()), []);
-        const rare = list.length && Math.log(1 + count / list.length);
+        const rare = list.length && Math.log(1 + count / list.length) * (MANY.has(whole(word)) ? SLIGHT : 1);
         allRare += rare;
         rarity.set(origin(whole(word)), rare);
         for (const { id, score, queryTerms, terms } of list) {
