@@ -296,6 +296,8 @@ class Inheritance:
       regained: where a constraint gives the axis of a `Loss` back, and only element-wise operations
         stand between, by the `Loss`.
       needed: the losses of what other operations have used.
+      carried: the losses of what an iteration of a loop hands to the next one, where the first
+        iteration gets an array that has the axis in the same dimension.
       replaced: the losses by constraints of the forward pass that name another axis in the place of
         the lost one.
       arguments: for each dimension of each argument its axes, by number.
@@ -341,6 +343,7 @@ class Inheritance:
     refused: set[Loss] = field(default_factory=set)
     regained: dict[Loss, Site] = field(default_factory=dict)
     needed: set[Loss] = field(default_factory=set)
+    carried: set[Loss] = field(default_factory=set)
     replaced: dict[Loss, None] = field(default_factory=dict)
     arguments: dict[int, tuple[tuple[str, ...], ...]] = field(default_factory=dict)
     mapped: Counter = field(default_factory=Counter)
@@ -1089,24 +1092,35 @@ class _Follower:
         consts, carried = parts_of_scan(equation, body)
         start, stacked = values[consts : consts + carried], values[consts + carried :]
         rows = [replace(one, axes=one.axes[1:]) for one in stacked]
-        carry = start
+        carry, after_first = start, None
         shown = self.shown
         for _ in range(3):  # until what is carried stays as it is
             self.shown = Inheritance()
             results = self.run(body, [*values[:consts], *carry, *rows], 0, within, manual)
+            after_first = after_first or results[:carried]
             new = [_either(one, two) for one, two in zip(carry, results[:carried], strict=True)]
             if new == carry:
                 break
             carry = new
         self.shown = shown
+        self._carried(start, after_first)
         results = self.run(body, [*values[:consts], *carry, *rows], times * length, within, manual)
         stacks = [replace(one, axes=((), *one.axes), argument=None) for one in results[carried:]]
         return [*carry, *stacks]
 
+    def _carried(self, start, results):
+        """Notes what a loop carries on without an axis with which it began."""
+        for first, after in zip(start, results, strict=True):
+            self.shown.carried |= {
+                loss
+                for loss in after.spread - first.lost
+                if loss.axis in first.axes[loss.dimension] and loss.axis not in after.named
+            }
+
     def _while(self, params, values, times, within, manual):
         tests, consts = params["cond_nconsts"], params["body_nconsts"]
         fixed, carry = values[tests : tests + consts], values[tests + consts :]
-        body = opened(params["body_jaxpr"])
+        body, after_first = opened(params["body_jaxpr"]), None
         shown = self.shown
         for _ in range(3):
             self.shown = Inheritance()
@@ -1115,8 +1129,10 @@ class _Follower:
             )
             inside = within | goes_on.differs
             results = self.run(body, [*fixed, *carry], 0, inside, manual)
+            after_first = after_first or results
             carry = [_either(one, two) for one, two in zip(carry, results, strict=True)]
         self.shown = shown
+        self._carried(values[tests + consts :], after_first)
         self.run(body, [*fixed, *carry], times, inside, manual)
         return [replace(one, differs=one.differs | inside) for one in carry]
 

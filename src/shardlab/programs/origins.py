@@ -948,7 +948,7 @@ class Origins:
     @promised()
     def is_sliced_again(self, instruction: Instruction) -> bool:
         """Whether all that devices use of a gathered array is a shard of it, in the entry of the
-        program.
+        program. A slice that the program itself takes is none.
         """
         if instruction.kind != "all-gather" or instruction.home is not self._program.entry:
             return False
@@ -965,6 +965,8 @@ class Origins:
             for user in self._uses.users(here).get(name, ()):
                 user_instruction = here[user]
                 if user_instruction.kind == "dynamic-slice" and user_instruction.names[0] == name:
+                    if metadata(user_instruction.line).get("op_name", "").endswith("dynamic_slice"):
+                        return False
                     sliced = True
                 elif user_instruction.kind == "fusion" and outer is None:
                     callee = user_instruction.called()

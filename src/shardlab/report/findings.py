@@ -1388,9 +1388,12 @@ _REMEDIES = {
     "a loop (scan, map) goes along the dimension that is sharded":
         "shard another dimension of what the loop takes apart",
     "a slice along a dimension that is sharded":
-        "let another dimension be in shards there, with a constraint before the line",
+        "let another dimension be in shards there, with a constraint before the line; or, of one "
+        "element, add up what jnp.where(jnp.arange(n) == i, array, 0) keeps: only sums of its size "
+        "are sent",
     "jnp.roll by a computed number":
-        "let another dimension be in shards there, with a constraint before the line",
+        "let another dimension be in shards there, with constraints before the line and on its "
+        "result",
     "a split along a dimension that is sharded":
         "give each part a weight of its own; or interleave the parts, so that each device's shard "
         "has some of every part",

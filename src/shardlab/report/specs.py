@@ -162,33 +162,45 @@ def _at(place):
 def of_regained(
     inheritance: Inheritance, moves: Sequence[Any], told: Collection[tuple]
 ) -> Iterator[Finding]:
-    """Constraints without an axis which their operand has, and which the next one gives back.
+    """Constraints without an axis which their operand has, and which the next one gives back, or
+    with which a loop began.
 
     Args:
       inheritance: what following the program has shown.
       moves: the `shardlab.report.explain.Move`s.
       told: the constraints of other findings, as keys of `lost_axes`.
     """
+    again = {}  # where what lacks the axis is divided along it again
     for loss, next_place in inheritance.regained.items():
+        if loss not in inheritance.needed:
+            is_helper = (loss.place.file, loss.place.line) == (next_place.file, next_place.line)
+            callers = next_place.callers if is_helper else ()
+            divided = where(*callers[0] if callers else (next_place.file, next_place.line))
+            again[loss] = (
+                f"{divided} divides it along {loss.axis} again, although nothing between needs it "
+                "whole: leave it out, or write"
+            )
+    for loss in inheritance.carried:
+        again[loss] = (
+            "the next iteration of the loop gets the whole array, where the first one gets shards "
+            f"along {loss.axis}: write"
+        )
+    for loss, why in again.items():
         place, spec = loss.place, text_of(loss.spec)
         sent = bytes_of(
             move
             for move in moves
             if is_at(move, place) and move.kind == "all-gather" and loss.axis in (move.axes or ())
         )
-        is_told = loss in inheritance.needed or (place, loss.spec, loss.type) in told
+        is_told = (place, loss.spec, loss.type) in told
         if is_told or sent < max(_LEAST * bytes_of(moves), 1024):
             continue
         better = corrected([loss])
-        is_helper = (place.file, place.line) == (next_place.file, next_place.line)
-        callers = next_place.callers if is_helper else ()
-        again = where(*callers[0] if callers else (next_place.file, next_place.line))
         yield Finding(
             "constraint without an axis",
             f"{_at(place)}: the constraint {spec} lacks {loss.axis}, along "
             f"which its operand {loss.type} is in shards, so {bytes_text(sent)} are gathered, and "
-            f"{again} divides it along {loss.axis} again, "
-            f"although nothing between needs it whole: leave it out, or write {better}",
+            f"{why} {better}",
             OtherConstraints(place.file, place.line, ((loss.type, spec, better),), (loss.axis,)),
         )
 

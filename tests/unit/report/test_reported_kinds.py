@@ -96,7 +96,44 @@ def on_one_device(is_wrong):
     return jax.jit(lambda s, x: x * s[:, None], donate_argnums=1), (slopes, x)
 
 
+def carried_whole(is_wrong):
+    """Blocks, each of whose results has lost the batch's axis."""
+    end = () if is_wrong else ("data",)
+
+    def block(x, w):
+        return on(x + jnp.tanh(x @ w["up"]) @ w["down"], *end), None
+
+    def f(w, x):
+        return (lax.scan(jax.checkpoint(block), on(x, "data"), w)[0] ** 2).mean()
+
+    up, down = (256, 1024), (1024, 256)
+    w = {
+        "up": struct(MESH, (3, *up), None, "data", "model"),
+        "down": struct(MESH, (3, *down), None, "model", "data"),
+    }
+    return jax.grad(f), (w, struct(MESH, (512, 16, 256), "data"))
+
+
+def sliced(is_wrong):
+    def f(x, i):
+        chosen = x[i] if is_wrong else jnp.where(jnp.arange(512)[:, None] == i, x, 0).sum(0)
+        return 2 * chosen
+
+    return f, (struct(MESH, (512, 64), "data"), struct(MESH, (), dtype="int32"))
+
+
+def rolled(is_wrong):
+    def f(x, i):
+        return x - 0.5 * jnp.roll(x, i, 0)
+
+    spec = ["data"] if is_wrong else [None, "data"]
+    return f, (struct(MESH, (512, 64), *spec), struct(MESH, (), dtype="int32"))
+
+
 PAIRS = {
+    carried_whole: ("constraint without an axis", "the next iteration of the loop gets the whole"),
+    sliced: ("avoidable communication", "a slice along a dimension that is sharded"),
+    rolled: ("avoidable communication", "jnp.roll by a computed number"),
     crossed: ("order of axes", 'asked for in P("model", "data")'),
     gathered_for_noise: ("constraint without an axis", "lacks model"),
     gathered_for_a_sum: ("constraint without an axis", "lacks model"),
@@ -113,7 +150,7 @@ def test_a_fault_is_told_first_and_the_correct_program_has_none(pair, backend):
     title, words = PAIRS[pair]
     if backend != "cpu" and pair is on_one_device:
         pytest.skip("a pod has no arrays")
-    if backend != "cpu" and pair is largest_of_rows:  # that compiler keeps the rows in shards
+    if backend != "cpu" and pair in (largest_of_rows, carried_whole):  # it keeps these in shards
         assert told(*pair(True), backend) == []
         return
     found = told(*pair(True), backend)
