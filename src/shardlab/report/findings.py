@@ -247,7 +247,8 @@ def of_arrays(
         else array
         for array in advised
     ]
-    rows = [*_replicated("replicated", advised, total, "the arguments", mesh, forward)]
+    state = [array for array in arguments if array.name not in data_names]
+    rows = [*_replicated("replicated", advised, total, "the arguments", mesh, forward, state=state)]
     known = Counter(map(_layout, arguments))
     # of the others the argument tells
     unknown_results = [result for result in results if _layout(result) not in known]
@@ -303,14 +304,18 @@ def _roots(arrays):
     }
 
 
-def _replicated(title, arrays, total, whose, mesh, forward=(), gathered=None):
+def _replicated(title, arrays, total, whose, mesh, forward=(), gathered=None, state=()):
     groups, least, roots = {}, {}, _roots(arrays)
+    usual = _usual_axes(state, mesh)
     for array in arrays:
         least[array.type] = min(array.bytes, least.get(array.type, array.bytes))
     for array in arrays:
+        free = _divided(array, mesh, array in state)
         if array.bytes < array.whole and array.bytes == least[array.type]:
-            continue  # in shards, and no array of its type in smaller ones
-        if free := _divided(array, mesh):
+            # in shards, and no array of its type in smaller ones: then only the axes of most others
+            is_large = array in state and array.bytes >= _LEAST / 3 * total
+            free = {axis: d for axis, d in free.items() if axis in usual and is_large}
+        if free:
             shape = _shape(array.type)
             free |= {axis: (gathered or {}).get((shape, axis), d) for axis, d in free.items()}
             groups.setdefault((roots[array.name], tuple(free)), []).append((array, free))
@@ -334,6 +339,9 @@ def _replicated(title, arrays, total, whose, mesh, forward=(), gathered=None):
         ways = mesh[axis]
         names = _named([array.name for array, _ in group], root)
         dimensions = " or ".join(map(str, sorted({divided[axis] for _, divided in group})))
+        likes = _likes(group, arrays)
+        are_divided = all(array.bytes < array.whole for array, _ in group)
+        often = ", along which most of what the step keeps is in shards" if are_divided else ""
         is_used = any(array.name in forward for array, _ in group)
         yield (
             saved((total_bytes, axis)) * (1 if is_used else 1.01),
@@ -342,10 +350,19 @@ def _replicated(title, arrays, total, whose, mesh, forward=(), gathered=None):
                 (
                     f"{names}, {bytes_text(total_bytes)} on each device, "
                     f"{total_bytes / total:.0%} of {whose}, stored whole along "
-                    f"{' and '.join(free)}; in shards along {axis}, which divides dimension "
-                    f"{dimensions}, it would be {bytes_text(total_bytes // ways)}"
+                    f"{' and '.join(free)}{often}; "
+                    + (
+                        _as_likes(likes, total_bytes)
+                        if likes
+                        else f"in shards along {axis}, which divides dimension {dimensions}, it "
+                        f"would be {bytes_text(total_bytes // ways)}"
+                    )
                 ),
-                _in_shards(group, axis) if title == "replicated" else None,
+                None
+                if title != "replicated"
+                else OtherSpecs(tuple((array.number, like.spec) for array, like in likes))
+                if likes
+                else _in_shards(group, axis),
             ),
         )
 
@@ -384,9 +401,49 @@ def _shape(kind):
     return tuple(map(int, re.findall(r"\d+(?=[,\]])", kind.partition("[")[2])))
 
 
-def _divided(array, mesh):
+def _usual_axes(state, mesh):
+    """The axes along which most of what a step keeps is in shards."""
+    whole = sum(array.whole for array in state)
+    along = {
+        axis: sum(array.whole for array in state if axis not in array.replicated) for axis in mesh
+    }
+    return {axis for axis, size in along.items() if 2 * size > whole}
+
+
+def _likes(group, arrays):
+    """The arrays of a group, each with one in smaller shards that has its type and the end of its
+    name, as the parameter of a moment; none unless most of the group have one.
+    """
+    likes = []
+    for array, _ in group:
+        keys = re.findall(r"\w+", array.name)[::-1]
+        alike = {
+            one: sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            for one in arrays
+            if one.type == array.type and one.bytes < array.bytes
+            for pairs in [zip(keys, re.findall(r"\w+", one.name)[::-1], strict=False)]
+        }
+        best = max(alike, key=alike.get, default=None)
+        if best and alike[best]:
+            likes.append((array, best))
+    of_these = sum(array.bytes for array, _ in likes)
+    return likes if of_these >= 0.9 * sum(array.bytes for array, _ in group) else []
+
+
+def _as_likes(likes, total):
+    """The advice that arrays get the specs of others."""
+    array, like = max(likes, key=lambda pair: pair[0].bytes)
+    saved = sum(array.bytes - like.bytes for array, like in likes)
+    return (
+        "give each the spec of the array of the same type and name, such as "
+        f"{like.spec}, that of {like.name}, to {array.name}: then it would be "
+        f"{bytes_text(total - saved)}"
+    )
+
+
+def _divided(array, mesh, is_state=False):
     """The mesh axes along which an array is replicated and could be sharded, each with a dimension
-    that it divides.
+    that it divides: of data the first, of parameters the largest, as a scan takes layers apart.
     """
     whole, local = map(_shape, (array.type, array.shard))
     rows = {}
@@ -396,7 +453,9 @@ def _divided(array, mesh):
         ]
         if dimensions:
             # rather one that is not yet in shards
-            rows[axis] = min(dimensions, key=lambda d: local[d] != whole[d])
+            rows[axis] = min(
+                dimensions, key=lambda d: (local[d] != whole[d], -local[d] if is_state else 0)
+            )
     return rows
 
 

@@ -158,6 +158,64 @@ def test_a_fault_is_told_first_and_the_correct_program_has_none(pair, backend):
     assert told(*pair(False), backend) == []
 
 
+# --- Arrays that are whole where their like are in shards -----------------------------------------
+
+
+def trained(down, moment):
+    """A step with momentum, whose blocks have a spec for `down`, and its moment another one."""
+    up = P(None, "data", "model")
+    shapes = {
+        "up": (4, 256, 1024),
+        "gate": (4, 256, 1024),
+        "down": (4, 1024, 256),
+        "norm": (4, 256),
+    }
+
+    def step(w, moments, x):
+        def block(x, w):
+            hidden = jnp.tanh(w["norm"] * x @ w["up"]) * (x @ w["gate"])
+            return on(x + hidden @ w["down"], "data"), None
+
+        def loss(w):
+            return (lax.scan(block, on(x, "data"), w)[0] ** 2).mean()
+
+        moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, jax.grad(loss)(w))
+        return jax.tree.map(lambda p, m: p - 0.1 * m, w, moments), moments
+
+    def arrays(up, down):
+        specs = {"up": up, "gate": up, "down": down, "norm": P()}
+        return {name: struct(MESH, shapes[name], *spec) for name, spec in specs.items()}
+
+    moments = arrays(up, down) if moment else arrays(P(), P())
+    return jax.jit(step, donate_argnums=(0, 1)), (
+        arrays(up, down),
+        moments,
+        struct(MESH, (64, 256), "data"),
+    )
+
+
+def test_an_array_without_an_axis_of_most_others_is_told_with_its_own_dimension():
+    report = explain(*_called(trained(P(None, "model"), True)))
+    found = [one.says for one in report.findings if one.title == "replicated"]
+    assert len(found) == 2 and all("['down']" in one for one in found), found
+    assert all("along data, which divides dimension 2" in one for one in found), found
+    report = explain(*_called(trained(P(None, "model", "data"), True)))
+    assert [one for one in report.findings if one.title == "replicated"] == []
+
+
+def test_moments_that_are_whole_get_the_specs_of_their_parameters():
+    report = explain(*_called(trained(P(None, "model", "data"), False)))
+    (found,) = [one for one in report.findings if one.title == "replicated"]
+    assert "such as P(None, " in found.says and "that of w['" in found.says
+    specs = dict(found.remedy.specs)
+    assert {*specs.values()} == {'P(None, "data", "model")', 'P(None, "model", "data")'}
+
+
+def _called(program):
+    f, arguments = program
+    return f, *arguments
+
+
 # --- Correct programs in which something was told once --------------------------------------------
 
 

@@ -49,29 +49,12 @@ def the_trial(report, title):
 # --- The steps with one mistake -------------------------------------------------------------------
 
 
-def moments_in_shards():
-    """Each in shards along data in the first dimension that it divides."""
-
-    def state(mesh):
-        def in_shards(a):
-            first = next(d for d, size in enumerate(a.shape) if size % 4 == 0)
-            return struct(mesh, a.shape, *[None] * first, "data")
-
-        moments = jax.tree.map(in_shards, state_on(mesh)["first"])
-        state = state_on(mesh, "data", "model")
-        layers = state["params"]["layers"] | {"norm": moments["layers"]["norm"]}
-        params = state["params"] | {"layers": layers}  # which is whole too
-        return state | {"params": params, "first": moments, "second": moments}
-
-    return on_two(state)
-
-
 def by_columns_and_rows():
     return on_two(lambda mesh: state_on(mesh, None, "model"))
 
 
 MENDED = {
-    "moments_replicated": moments_in_shards,
+    "moments_replicated": on_two,
     "no_donation": on_two,
     "constraint_without_data": on_two,
     "constraint_without_model": on_two,
