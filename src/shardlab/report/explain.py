@@ -29,7 +29,7 @@ from shardlab.programs import collectives, kernels
 from shardlab.programs.hlo import promised
 from shardlab.programs.inherited import Inheritance, inherited_axes
 from shardlab.programs.varying import are_checked, mismatches
-from shardlab.report import calls, captured, carried, findings, storage
+from shardlab.report import calls, captured, carried, findings, promoted, storage
 from shardlab.report.judgement import judge
 from shardlab.report.moves import Move, summed
 from shardlab.report.names import own_names, renamed, wrapper_of
@@ -163,6 +163,7 @@ def explain(
     ]
     if jaxpr is not None:
         found += findings.of_varying(mismatches(jaxpr), _name(f) if wrapper == "pmap" else "")
+        found += promoted.of_promoted(jaxpr)
         if is_trained:
             found += captured.of_fixed_keys(jaxpr)
             found += carried.of_wide_sums(jaxpr, arrays, sizes["peak"])

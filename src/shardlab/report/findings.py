@@ -138,7 +138,7 @@ _HARM = (
     "data without an axis", "repeated work", "replicated, perhaps different",
     "summed in a loop", "summed apart", "gathered in a loop", "gathered several times",
     "sum larger than its operand", "loop that devices share", "indices gathered",
-    "avoidable communication",
+    "avoidable communication", "float32 products",
     "many small collectives", "result on one device",
     "gathered before a loop", "stored in other shards",
     "compiles again", "other sharding", "not placed",
