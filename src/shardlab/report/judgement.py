@@ -1,5 +1,6 @@
 """The judgement of a program: its findings, and what else its collectives tell of its arguments."""
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ class Judgement:
       findings: what to change in what it sends and computes.
       kept: bytes of gathered arguments that are kept for the backward pass.
       repeats: how many times the FLOPs of the unpartitioned program's products all devices compute
-        together.
+        together, beside what `lost` explains.
       forward: the names of the arguments that the forward pass uses.
       lost: the axes that constraints lack, which their operands have.
       is_in_specs: whether specs are at fault: then it is not the data.
@@ -46,7 +47,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
     sent, origins, compiled = located.collectives, located.origins, located.compiled
     causes = [(origin, why) for (*_, origin), why in zip(sent, located.causes, strict=True)]
     whole, each = located.products
-    devices, lost = located.program.devices, {}
+    devices, lost, mesh = located.program.devices, {}, {}
     again = findings.repeated_products(whole, each, devices)
     found, at_fault, clashes, regained, by_specs, asked = [], [], [], [], [], set()
     # without a backward pass nothing tells weights from data
@@ -131,7 +132,8 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
     kept = findings.kept_for_backward(sent, origins)
     axes = frozenset(loss.axis for losses in lost.values() for loss in losses)
     forward = origins.forward_arguments()
-    return Judgement(found, kept, located.repeats, forward, axes, bool(at_fault))
+    repeats = located.repeats / math.prod(mesh[axis] for axis in axes)
+    return Judgement(found, kept, repeats, forward, axes, bool(at_fault))
 
 
 def _axes_of_batch(compiled):

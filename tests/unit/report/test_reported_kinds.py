@@ -287,6 +287,16 @@ def dense_experts():
     return f, (w, struct(EIGHT, (512, 256), "data"))
 
 
+def test_what_a_constraint_repeats_is_not_said_of_the_data():
+    """As in decoding, where nothing tells weights from data."""
+
+    def decode(hidden, head):
+        return jnp.argmax(on(jnp.tanh(hidden) @ head, "data"), -1)
+
+    found = told(decode, (struct(MESH, (64, 512), "data"), struct(MESH, (512, 16384), None, "model")))
+    assert len(found) == 1 and found[0].startswith("constraint without an axis: "), found
+
+
 @BOTH
 @pytest.mark.parametrize("program", [router, beam, candidates, dense_experts])
 def test_of_a_correct_program_nothing_is_told(program, backend):
