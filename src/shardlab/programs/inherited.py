@@ -323,7 +323,8 @@ class Inheritance:
       dropped: all losses by in_specs, also those after which no product is repeated.
       contiguous: the (file, line) of reshapes of arrays in shards, after which these are still
         contiguous.
-      windows: the (file, line) of updates of a slice of a dimension that is in shards.
+      windows: the (file, line) of updates of a slice of a dimension that is in shards, and whether
+        the slices are known to lie in one shard each.
       products: the axes that no operand of the products of a (file, line) has, and the numbers of
         the arguments among their operands.
       held: the `Held`s, each once.
@@ -358,7 +359,7 @@ class Inheritance:
     added: dict[str, Added] = field(default_factory=dict)
     dropped: set[Loss] = field(default_factory=set)
     contiguous: set[tuple[str, int]] = field(default_factory=set)
-    windows: set[tuple[str, int]] = field(default_factory=set)
+    windows: dict[tuple[str, int], bool] = field(default_factory=dict)
     products: dict[tuple[str, int], tuple[set, set]] = field(default_factory=dict)
     held: dict[Held, None] = field(default_factory=dict)
     picked: dict[Loss, Pick] = field(default_factory=dict)
@@ -493,9 +494,12 @@ class _Follower:
             atom for one in jaxpr.eqns for atom in one.invars if not hasattr(atom, "val")
         )
         uses.update(atom for atom in jaxpr.outvars if not hasattr(atom, "val"))
+        makers = {variable: one for one in jaxpr.eqns for variable in one.outvars}
         for equation in jaxpr.eqns:
             values = [read(atom) for atom in equation.invars]
             results = self._results(equation, values, times, within, manual)
+            if equation.primitive.name == "scatter" and manual is None:
+                self._window(equation, values[0], _numbers(equation.invars[1], makers))
             if equation.primitive.name in _CONSTRAINTS and uses[equation.outvars[0]] == 1:
                 results = [replace(results[0], unused=results[0].lost)]
             known |= dict(zip(equation.outvars, results, strict=True))
@@ -535,12 +539,6 @@ class _Follower:
             if kept and kept == values[0].named:
                 place = self._place(equation)
                 self.shown.contiguous.add((place.file, place.line))
-        if name == "scatter" and manual is None:
-            numbers = equation.params["dimension_numbers"]
-            dims = {*numbers.scatter_dims_to_operand_dims} - {*numbers.inserted_window_dims}
-            if any(values[0].axes[d] for d in dims):
-                place = self._place(equation)
-                self.shown.windows.add((place.file, place.line))
         if name in ("gather", "dot_general") and is_known and len(results) == 1:
             results = [replace(results[0], contested=self._contested(equation, values, results[0]))]
         if name in _CONSTRAINTS:
@@ -634,6 +632,25 @@ class _Follower:
                 )
             )
         return results
+
+    def _window(self, equation, value, starts):
+        """Notes an update of a slice of a dimension that is in shards, and if it is within one."""
+        numbers, shape = equation.params["dimension_numbers"], equation.invars[0].aval.shape
+        gone = {*numbers.inserted_window_dims, *getattr(numbers, "operand_batching_dims", ())}
+        kept = [d for d in range(len(shape)) if d not in gone]
+        update = equation.invars[2].aval.shape
+        sizes = {d: update[n] for d, n in zip(kept, numbers.update_window_dims, strict=True)}
+        places = [*enumerate(numbers.scatter_dims_to_operand_dims)]
+        cut = [(n, d) for n, d in places if d in sizes and value.axes[d]]
+        if not cut:
+            return
+        is_within = starts is not None and len(starts) == len(places)
+        for n, d in cut if is_within else ():
+            shard = shape[d] // math.prod(self.sizes.get(axis, 1) for axis in value.axes[d])
+            is_within &= starts[n] // shard == (starts[n] + sizes[d] - 1) // shard
+        place = self._place(equation)
+        key = place.file, place.line
+        self.shown.windows[key] = is_within and self.shown.windows.get(key, True)
 
     def _picked(self, equation, value):
         """Notes an index into what a constraint has made whole, and that nothing else uses."""
@@ -1225,6 +1242,21 @@ def _looked_up(params, values, operand, shape):
     for place, one in zip(rest, indices, strict=False):
         axes[place] = one
     return tuple(axes)
+
+
+def _numbers(atom, makers):
+    """The whole numbers that a vector of indices has, where the program itself names them; else
+    None.
+    """
+    if hasattr(atom, "val"):
+        return (int(atom.val),) if getattr(atom.aval, "shape", None) == () else None
+    made = makers.get(atom)
+    name = made.primitive.name if made is not None else ""
+    is_one = name == "broadcast_in_dim" and atom.aval.shape == (1,)
+    if not is_one and name not in ("concatenate", "convert_element_type"):
+        return None
+    parts = [_numbers(one, makers) for one in made.invars]
+    return None if None in parts else sum(parts, ())
 
 
 def _narrows(equation):

@@ -112,7 +112,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         *findings.of_stacks(sent, origins),
         *gathers.of_gathered_again(sent, origins),
         *findings.of_many(moves),
-        *findings.of_indices(moves, compiled.inheritance.windows if compiled.inheritance else ()),
+        *findings.of_indices(moves, compiled.inheritance.windows if compiled.inheritance else {}),
         *(one for one in findings.of_avoidable(moves) if one.says.partition(": ")[0] not in told),
         *findings.of_repeated_products(
             again,
