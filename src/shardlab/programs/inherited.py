@@ -48,6 +48,7 @@ __all__ = [
 ]
 
 _CONSTRAINTS = ("sharding_constraint", "reshard")
+_SMALL = 4  # times as large is what is gathered for a small weight
 _REST = "'s rest"  # of an axis, after a reshape that splits the dimension which it divides
 _BRANCHING = ("cond", "scan", "shard_map", "while")
 _SEARCHES = ("approx_top_k", "argmax", "argmin", "sort", "top_k")
@@ -147,12 +148,22 @@ class Column:
       contracted: the size of this dimension.
       divided: the size of the dimension of the argument that is in shards along the axis.
       place: of the product.
+      operand, result: bytes of the computed array, and of the result, on a device that has all of
+        it along the axis.
+      shard: elements of a shard of the result along the axis.
+      givers: the numbers of the arguments from which the computed array has the axis.
+      met: the number of the argument that is no computed array, but met as one; else None.
     """
 
     axis: str
     contracted: int
     divided: int
     place: Site
+    operand: int = 0
+    result: int = 0
+    shard: int = 0
+    givers: tuple[int, ...] = ()
+    met: int | None = None
 
 
 @dataclass(frozen=True)
@@ -305,6 +316,13 @@ class Inheritance:
       casts: how often a gathered array is cast to a smaller type afterwards, by the `Site` of the
         gather, its type, and the smaller type.
       columns: the `Column`s, by (argument, axis).
+      makers: of the weights that a product keeps in shards along an axis: the size of the dimension
+        that it contracts, and the bytes of its result on a device that has all of it along the
+        axis, by (argument, axis).
+      smalls: `Column`s of small weights, with small results, by which an activation that is in
+        shards for another reason is gathered, by (argument, axis).
+      wholes: axes along which a product needs a large operand whole for other reasons, with the
+        bytes of the operand.
       merged: reshapes after which shards along an axis are not contiguous, each by its `Site`, the
         axis, and the types before and after.
       contested: the results that get an axis along two dimensions, by the axis: the `Site`, the
@@ -348,6 +366,9 @@ class Inheritance:
     orders: dict[Order, None] = field(default_factory=dict)
     casts: Counter = field(default_factory=Counter)
     columns: dict[tuple[int, str], Column] = field(default_factory=dict)
+    makers: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
+    smalls: dict[tuple[int, str], Column] = field(default_factory=dict)
+    wholes: set[tuple[str, int]] = field(default_factory=set)
     merged: dict[tuple[Site, str, str, str], None] = field(default_factory=dict)
     contested: dict[str, tuple[Site, str, int, str]] = field(default_factory=dict)
     tensor: set[str] = field(default_factory=set)
@@ -479,6 +500,7 @@ class _Follower:
         self.sizes = {}
         self.arguments = []
         self.places = {}
+        self.sides = ()
 
     def run(self, jaxpr, inputs, times, within, manual):
         """The values of a jaxpr's results."""
@@ -838,6 +860,7 @@ class _Follower:
         if not all(value.is_known for value in sides):
             return frozenset()
         if equation.primitive.name == "dot_general":
+            self.sides = sides
             self._columns(equation, *sides)
             self._clashing(equation, *sides)
         computed = set().union(*(value.named for value in sides if value.argument is None))
@@ -873,6 +896,9 @@ class _Follower:
             sides,
             (right, right_dims, left, left_dims, shapes[0]),
         ):
+            self._smalls(equation, one, dims, other, others)
+            if other.argument is not None:
+                self._makers(equation, one, other, others, shape)
             if one.argument is not None or other.argument is None:
                 continue
             self.shown.multiplied |= other.named
@@ -896,8 +922,69 @@ class _Follower:
                         n for n, axes in enumerate(other.axes) if axis in axes and n not in others
                     ]
                     if free:
-                        column = Column(axis, shape[e], shape[free[0]], self._place(equation))
+                        sizes = self._bytes_whole(equation, one, axis)
+                        givers = tuple(sorted(n for own, n in one.given if own == axis))
+                        place = self._place(equation)
+                        column = Column(axis, shape[e], shape[free[0]], place, *sizes, givers)
                         self.shown.columns.setdefault((other.argument, axis), column)
+
+    def _bytes_whole(self, equation, one, axis):
+        """Of a product: bytes of an operand and of the result on a device that has all of them
+        along an axis, and elements of a shard of the result.
+        """
+        out = equation.outvars[0].aval
+        axes = _of_product(equation.params["dimension_numbers"], [self.sides[0], self.sides[1]])
+        operand = equation.invars[0 if one is self.sides[0] else 1].aval
+        sizes = []
+        for aval, named in ((operand, one.named), (out, {a for own in axes for a in own})):
+            ways = math.prod(self.sizes.get(a, 1) for a in named - {axis})
+            sizes.append(math.prod(aval.shape) // ways)
+        shard = sizes[1] // self.sizes.get(axis, 1)
+        return sizes[0] * operand.dtype.itemsize, sizes[1] * out.dtype.itemsize, shard
+
+    def _makers(self, equation, one, other, others, shape):
+        """Notes weights that a product keeps in shards, whose other dimension is whole."""
+        if len(others) != 1 or other.axes[others[0]]:
+            return
+        for n, axes in enumerate(other.axes):
+            for axis in {*axes} - one.named if n not in others else ():
+                result = self._bytes_whole(equation, one, axis)[1]
+                self.shown.makers.setdefault((other.argument, axis), (shape[others[0]], result))
+
+    def _smalls(self, equation, one, dims, other, others):
+        """Notes a small weight in shards along an axis of the dimension that its other operand has
+        for the contracted one, which no weight has given it.
+        """
+        if is_backward(equation):
+            return
+        mine, weight = (
+            equation.invars[0 if value is self.sides[0] else 1].aval for value in (one, other)
+        )
+        by_weights = {axis for axis, _ in one.given}
+        for d, e in zip(dims, others, strict=True):
+            for axis in {*one.axes[d]} - {*other.axes[e]} - by_weights:
+                kept = [n for n, axes in enumerate(other.axes) if axis in axes and n not in others]
+                operand, *sizes = self._bytes_whole(equation, one, axis)
+                # FSDP gathers weights for a batch, which is in shards in its first dimension
+                is_weight = (
+                    other.argument is not None
+                    and kept[:1] > [0]
+                    and mine.ndim >= weight.ndim
+                    and _SMALL * math.prod(weight.shape) <= math.prod(mine.shape)
+                )
+                if kept and is_weight and 2 * _SMALL * sizes[0] <= operand:
+                    column = Column(
+                        axis,
+                        weight.shape[e],
+                        weight.shape[kept[0]],
+                        self._place(equation),
+                        operand,
+                        *sizes,
+                        met=one.argument,
+                    )
+                    self.shown.smalls.setdefault((other.argument, axis), column)
+                elif kept:
+                    self.shown.wholes.add((axis, operand))
 
     def _clashing(self, equation, left, right):
         """Notes operands that are in shards along an axis in dimensions that do not meet."""

@@ -134,7 +134,7 @@ _HARM = (
     "constraint without an axis", "constraint with an axis too many", "heads split",
     "axis on two dimensions", "axes swapped",
     "order of axes", "gathered by in_specs",
-    "columns after columns", "reshape of shards",
+    "columns after columns", "gathered for a small weight", "reshape of shards",
     "gathered before a cast", "gathered before an index", "full rematerialisation",
     "data without an axis", "repeated work", "replicated, perhaps different",
     "summed in a loop", "summed apart", "gathered in a loop", "gathered several times",

@@ -69,6 +69,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         at_fault = [*specs.of_order(compiled.inheritance, moves, compiled.names)] or [
             *specs.of_columns(compiled.inheritance, moves, compiled.names, data, batch)
         ]
+        found += specs.of_small_weights(compiled.inheritance, moves, compiled.names, data, batch)
         found += at_fault or specs.of_replaced(compiled.inheritance, moves)
         # what a constraint makes whole is computed whole in its own line
         asked = {(loss.place.file, loss.place.line) for loss in compiled.inheritance.picked}

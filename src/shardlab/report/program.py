@@ -161,10 +161,11 @@ def _weights(compiled):
     """
     if compiled.inheritance is None or not compiled.names:
         return None
+    activations = {small.met for small in compiled.inheritance.smalls.values()}
     return {
         compiled.names[number]
         for number, _ in compiled.inheritance.gathered
-        if number in compiled.names
+        if number in compiled.names and number not in activations
     }
 
 
