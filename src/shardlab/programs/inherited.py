@@ -11,7 +11,7 @@ import itertools
 import math
 import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,6 +44,7 @@ __all__ = [
     "Swap",
     "corrected",
     "inherited_axes",
+    "is_refused",
     "text_of",
 ]
 
@@ -490,6 +491,32 @@ def _of_sharding(sharding, aval, number=None):
     return _Value(by_dimension(sharding.spec, rank, sharding.mesh.shape), number)
 
 
+def is_refused(
+    jaxpr: Any, shardings: Sequence[Any], file: str, line: int, specs: Mapping[tuple, str]
+) -> bool:
+    """Whether JAX may refuse a program on Explicit axes in which constraints have other specs.
+
+    It does where a product, or an element-wise operation, gets an axis along two dimensions, or
+    contracts one along it; of other operations that are not known, it may.
+
+    Args:
+      jaxpr, shardings: as those of `inherited_axes`.
+      file, line: of the constraints.
+      specs: the new axes of each dimension, by the type and the spec of the constraint as texts.
+    """
+    follower = _Supposed(file, line, specs)
+    for sharding in shardings:
+        if isinstance(sharding, NamedSharding):
+            follower.sizes |= {str(axis): int(n) for axis, n in sharding.mesh.shape.items()}
+    values = [
+        _of_sharding(sharding, variable.aval, number)
+        for number, (variable, sharding) in enumerate(zip(jaxpr.invars, shardings, strict=True))
+    ]
+    follower.arguments = values
+    follower.run(jaxpr, values, 1, frozenset(), None)
+    return follower.is_refused
+
+
 class _Follower:
     """Runs jaxprs on values; `times` is how often a computation runs, `within` the axes along which
     the branch or loop that it is in differs, `manual` the axes of the shard_map around it.
@@ -627,7 +654,7 @@ class _Follower:
         for variable in equation.outvars:
             rank = len(getattr(variable.aval, "shape", ()))
             own = axes if axes is not None and len(axes) == rank else ((),) * rank
-            own = _explicit(variable.aval, own)
+            own = self._typed(variable.aval, own)
             named = {axis for one in own for axis in one}
             left = frozenset(loss for loss in lost if is_known and loss.axis not in named)
             given = frozenset(one for one in self._given(equation, values) if one[0] in named)
@@ -673,6 +700,9 @@ class _Follower:
         place = self._place(equation)
         key = place.file, place.line
         self.shown.windows[key] = is_within and self.shown.windows.get(key, True)
+
+    def _typed(self, aval, axes):
+        return _explicit(aval, axes)
 
     def _picked(self, equation, value):
         """Notes an index into what a constraint has made whole, and that nothing else uses."""
@@ -1231,6 +1261,55 @@ class _Follower:
             place = Site(*frames[0], tuple(frames[1:])) if frames else Site()
             self.places[id(traceback)] = traceback, place
         return self.places[id(traceback)][1]
+
+
+class _Supposed(_Follower):
+    """Follows a program in which the constraints of a line have other specs, up to what would be
+    refused then.
+    """
+
+    def __init__(self, file, line, specs):
+        super().__init__()
+        self._line, self._specs, self.is_refused = (file, line), specs, False
+
+    def _typed(self, aval, axes):
+        return axes
+
+    def _simple(self, equation, values, axes, is_known, *others):
+        flat = [axis for one in axes or () for axis in one]
+        name = equation.primitive.name
+        is_free = name in _CONSTRAINTS or equation.params.get("out_sharding") is not None
+        is_free |= is_backward(equation)  # whose types JAX derives from those of the forward pass
+        if not is_free and any(value.named for value in values):
+            self.is_refused |= not is_known or len({*flat}) < len(flat)
+        if name == "dot_general" and not is_free:
+            (left, right), batch = equation.params["dimension_numbers"]
+            one, other = values[0].axes, values[1].axes
+            self.is_refused |= any(
+                one[d] and other[e] for d, e in zip(left, right, strict=True)
+            ) or any(one[d] != other[e] for d, e in zip(*batch, strict=True))
+        if name in _ELEMENTWISE and not is_free:
+            shape = getattr(equation.outvars[0].aval, "shape", ())
+            same = [value.axes for value in values if len(value.axes) == len(shape)]
+            self.is_refused |= any(len({*axes} - {()}) > 1 for axes in zip(*same, strict=True))
+        return super()._simple(equation, values, axes, is_known, *others)
+
+    def _scan(self, equation, values, *others):
+        results = super()._scan(equation, values, *others)
+        consts, carried = parts_of_scan(equation, opened(equation.params["jaxpr"]))
+        carry = values[consts : consts + carried]
+        self.is_refused |= any(
+            before.axes != after.axes
+            for before, after in zip(carry, results, strict=False)
+            if not is_backward(equation)
+        )
+        return results
+
+    def _constrained(self, equation, value, result):
+        new, place = super()._constrained(equation, value, result), self._place(equation)
+        key = _type(equation.invars[0].aval), text_of(new.axes)
+        is_here = (place.file, place.line) == self._line and key in self._specs
+        return replace(new, axes=self._specs[key]) if is_here else new
 
 
 def _is_decided(value, equation, values):
