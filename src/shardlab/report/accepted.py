@@ -1,7 +1,9 @@
 """Specs that JAX accepts where axes are Explicit: there a spec is part of the types."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,17 +31,18 @@ def with_accepted_specs(
     meshes = [one.mesh for one in shardings if isinstance(one, NamedSharding)]
     if not any(AxisType.Explicit in mesh.axis_types for mesh in meshes):
         return [*found]
-    return [_accepted(finding, jaxpr, shardings) for finding in found]
+    sizes = {str(axis): int(size) for mesh in meshes[:1] for axis, size in mesh.shape.items()}
+    return [_accepted(finding, jaxpr, shardings, sizes) for finding in found]
 
 
-def _accepted(finding, jaxpr, shardings):
+def _accepted(finding, jaxpr, shardings, sizes):
     remedy = finding.remedy
     is_written = isinstance(remedy, OtherConstraints) and any(
         f"write {better}" in finding.says for *_, better in remedy.specs
     )
     if finding.title != "constraint without an axis" or not is_written:
         return finding
-    for specs in _candidates(remedy.specs):
+    for specs in _candidates(remedy.specs, sizes):
         rows = {
             (kind, before): tuple(entries_of(after, kind.count(",") + 1))
             for kind, before, after in specs
@@ -65,21 +68,36 @@ def _accepted(finding, jaxpr, shardings):
     return replace(finding, says=says, remedy=None)
 
 
-def _candidates(specs) -> Iterator[tuple]:
-    """The specs, and then those with fewer of the axes that they add, in the same dimensions."""
+def _candidates(specs, sizes: Mapping[str, int]) -> Iterator[tuple]:
+    """The specs, those with all added axes in one dimension, and those with fewer of them."""
     yield specs
-    added = {
-        axis
+    entries = [
+        [entries_of(spec, kind.count(",") + 1) for spec in (before, after)]
         for kind, before, after in specs
-        for axis in set().union(*entries_of(after, kind.count(",") + 1))
-        - set().union(*entries_of(before, kind.count(",") + 1))
-    }
+    ]
+    added = {axis for before, after in entries for axis in _named(after) - _named(before)}
+    shapes = [[int(n) for n in re.findall(r"\d+(?=[,\]])", kind)] for kind, *_ in specs]
+    for d in range(min(map(len, shapes))):
+        new = []
+        for before, after in entries:
+            other = [axis for axes in after for axis in axes if axis in added]
+            here = (*before[d], *(axis for axis in other if axis not in before[d]))
+            new.append([here if n == d else axes for n, axes in enumerate(before)])
+        if all(
+            shape[d] % math.prod(sizes.get(axis, 1) for axis in one[d]) == 0
+            for shape, one in zip(shapes, new, strict=True)
+        ):
+            yield tuple((*row[:2], text_of(one)) for row, one in zip(specs, new, strict=True))
     for n in range(1, len(added)) if len(added) <= _MOST else ():
         for gone in itertools.combinations(sorted(added), n):
             yield tuple(
                 (kind, before, _without(after, kind.count(",") + 1, gone))
                 for kind, before, after in specs
             )
+
+
+def _named(entries):
+    return {axis for axes in entries for axis in axes}
 
 
 def _without(spec, rank, gone):
