@@ -11,7 +11,7 @@ import itertools
 import math
 import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,10 +44,12 @@ __all__ = [
     "Swap",
     "corrected",
     "inherited_axes",
+    "is_refused",
     "text_of",
 ]
 
 _CONSTRAINTS = ("sharding_constraint", "reshard")
+_SMALL = 4  # times as large is what is gathered for a small weight
 _REST = "'s rest"  # of an axis, after a reshape that splits the dimension which it divides
 _BRANCHING = ("cond", "scan", "shard_map", "while")
 _SEARCHES = ("approx_top_k", "argmax", "argmin", "sort", "top_k")
@@ -147,12 +149,22 @@ class Column:
       contracted: the size of this dimension.
       divided: the size of the dimension of the argument that is in shards along the axis.
       place: of the product.
+      operand, result: bytes of the computed array, and of the result, on a device that has all of
+        it along the axis.
+      shard: elements of a shard of the result along the axis.
+      givers: the numbers of the arguments from which the computed array has the axis.
+      met: the number of the argument that is no computed array, but met as one; else None.
     """
 
     axis: str
     contracted: int
     divided: int
     place: Site
+    operand: int = 0
+    result: int = 0
+    shard: int = 0
+    givers: tuple[int, ...] = ()
+    met: int | None = None
 
 
 @dataclass(frozen=True)
@@ -307,6 +319,13 @@ class Inheritance:
       casts: how often a gathered array is cast to a smaller type afterwards, by the `Site` of the
         gather, its type, and the smaller type.
       columns: the `Column`s, by (argument, axis).
+      makers: of the weights that a product keeps in shards along an axis: the size of the dimension
+        that it contracts, and the bytes of its result on a device that has all of it along the
+        axis, by (argument, axis).
+      smalls: `Column`s of small weights, with small results, by which an activation that is in
+        shards for another reason is gathered, by (argument, axis).
+      wholes: axes along which a product needs a large operand whole for other reasons, with the
+        bytes of the operand.
       merged: reshapes after which shards along an axis are not contiguous, each by its `Site`, the
         axis, and the types before and after.
       contested: the results that get an axis along two dimensions, by the axis: the `Site`, the
@@ -325,7 +344,8 @@ class Inheritance:
       dropped: all losses by in_specs, also those after which no product is repeated.
       contiguous: the (file, line) of reshapes of arrays in shards, after which these are still
         contiguous.
-      windows: the (file, line) of updates of a slice of a dimension that is in shards.
+      windows: the (file, line) of updates of a slice of a dimension that is in shards, and whether
+        the slices are known to lie in one shard each.
       products: the axes that no operand of the products of a (file, line) has, and the numbers of
         the arguments among their operands.
       held: the `Held`s, each once.
@@ -350,6 +370,9 @@ class Inheritance:
     orders: dict[Order, None] = field(default_factory=dict)
     casts: Counter = field(default_factory=Counter)
     columns: dict[tuple[int, str], Column] = field(default_factory=dict)
+    makers: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
+    smalls: dict[tuple[int, str], Column] = field(default_factory=dict)
+    wholes: set[tuple[str, int]] = field(default_factory=set)
     merged: dict[tuple[Site, str, str, str], None] = field(default_factory=dict)
     contested: dict[str, tuple[Site, str, int, str]] = field(default_factory=dict)
     tensor: set[str] = field(default_factory=set)
@@ -361,7 +384,7 @@ class Inheritance:
     added: dict[str, Added] = field(default_factory=dict)
     dropped: set[Loss] = field(default_factory=set)
     contiguous: set[tuple[str, int]] = field(default_factory=set)
-    windows: set[tuple[str, int]] = field(default_factory=set)
+    windows: dict[tuple[str, int], bool] = field(default_factory=dict)
     products: dict[tuple[str, int], tuple[set, set]] = field(default_factory=dict)
     held: dict[Held, None] = field(default_factory=dict)
     picked: dict[Loss, Pick] = field(default_factory=dict)
@@ -471,6 +494,32 @@ def _of_sharding(sharding, aval, number=None):
     return _Value(by_dimension(sharding.spec, rank, sharding.mesh.shape), number)
 
 
+def is_refused(
+    jaxpr: Any, shardings: Sequence[Any], file: str, line: int, specs: Mapping[tuple, str]
+) -> bool:
+    """Whether JAX may refuse a program on Explicit axes in which constraints have other specs.
+
+    It does where a product, or an element-wise operation, gets an axis along two dimensions, or
+    contracts one along it; of other operations that are not known, it may.
+
+    Args:
+      jaxpr, shardings: as those of `inherited_axes`.
+      file, line: of the constraints.
+      specs: the new axes of each dimension, by the type and the spec of the constraint as texts.
+    """
+    follower = _Supposed(file, line, specs)
+    for sharding in shardings:
+        if isinstance(sharding, NamedSharding):
+            follower.sizes |= {str(axis): int(n) for axis, n in sharding.mesh.shape.items()}
+    values = [
+        _of_sharding(sharding, variable.aval, number)
+        for number, (variable, sharding) in enumerate(zip(jaxpr.invars, shardings, strict=True))
+    ]
+    follower.arguments = values
+    follower.run(jaxpr, values, 1, frozenset(), None)
+    return follower.is_refused
+
+
 class _Follower:
     """Runs jaxprs on values; `times` is how often a computation runs, `within` the axes along which
     the branch or loop that it is in differs, `manual` the axes of the shard_map around it.
@@ -481,6 +530,7 @@ class _Follower:
         self.sizes = {}
         self.arguments = []
         self.places = {}
+        self.sides = ()
 
     def run(self, jaxpr, inputs, times, within, manual):
         """The values of a jaxpr's results."""
@@ -496,9 +546,12 @@ class _Follower:
             atom for one in jaxpr.eqns for atom in one.invars if not hasattr(atom, "val")
         )
         uses.update(atom for atom in jaxpr.outvars if not hasattr(atom, "val"))
+        makers = {variable: one for one in jaxpr.eqns for variable in one.outvars}
         for equation in jaxpr.eqns:
             values = [read(atom) for atom in equation.invars]
             results = self._results(equation, values, times, within, manual)
+            if equation.primitive.name == "scatter" and manual is None:
+                self._window(equation, values[0], _numbers(equation.invars[1], makers))
             if equation.primitive.name in _CONSTRAINTS and uses[equation.outvars[0]] == 1:
                 results = [replace(results[0], unused=results[0].lost)]
             known |= dict(zip(equation.outvars, results, strict=True))
@@ -538,12 +591,6 @@ class _Follower:
             if kept and kept == values[0].named:
                 place = self._place(equation)
                 self.shown.contiguous.add((place.file, place.line))
-        if name == "scatter" and manual is None:
-            numbers = equation.params["dimension_numbers"]
-            dims = {*numbers.scatter_dims_to_operand_dims} - {*numbers.inserted_window_dims}
-            if any(values[0].axes[d] for d in dims):
-                place = self._place(equation)
-                self.shown.windows.add((place.file, place.line))
         if name in ("gather", "dot_general") and is_known and len(results) == 1:
             results = [replace(results[0], contested=self._contested(equation, values, results[0]))]
         if name in _CONSTRAINTS:
@@ -610,7 +657,7 @@ class _Follower:
         for variable in equation.outvars:
             rank = len(getattr(variable.aval, "shape", ()))
             own = axes if axes is not None and len(axes) == rank else ((),) * rank
-            own = _explicit(variable.aval, own)
+            own = self._typed(variable.aval, own)
             named = {axis for one in own for axis in one}
             left = frozenset(loss for loss in lost if is_known and loss.axis not in named)
             given = frozenset(one for one in self._given(equation, values) if one[0] in named)
@@ -637,6 +684,28 @@ class _Follower:
                 )
             )
         return results
+
+    def _window(self, equation, value, starts):
+        """Notes an update of a slice of a dimension that is in shards, and if it is within one."""
+        numbers, shape = equation.params["dimension_numbers"], equation.invars[0].aval.shape
+        gone = {*numbers.inserted_window_dims, *getattr(numbers, "operand_batching_dims", ())}
+        kept = [d for d in range(len(shape)) if d not in gone]
+        update = equation.invars[2].aval.shape
+        sizes = {d: update[n] for d, n in zip(kept, numbers.update_window_dims, strict=True)}
+        places = [*enumerate(numbers.scatter_dims_to_operand_dims)]
+        cut = [(n, d) for n, d in places if d in sizes and value.axes[d]]
+        if not cut:
+            return
+        is_within = starts is not None and len(starts) == len(places)
+        for n, d in cut if is_within else ():
+            shard = shape[d] // math.prod(self.sizes.get(axis, 1) for axis in value.axes[d])
+            is_within &= starts[n] // shard == (starts[n] + sizes[d] - 1) // shard
+        place = self._place(equation)
+        key = place.file, place.line
+        self.shown.windows[key] = is_within and self.shown.windows.get(key, True)
+
+    def _typed(self, aval, axes):
+        return _explicit(aval, axes)
 
     def _picked(self, equation, value):
         """Notes an index into what a constraint has made whole, and that nothing else uses."""
@@ -824,6 +893,7 @@ class _Follower:
         if not all(value.is_known for value in sides):
             return frozenset()
         if equation.primitive.name == "dot_general":
+            self.sides = sides
             self._columns(equation, *sides)
             self._clashing(equation, *sides)
         computed = set().union(*(value.named for value in sides if value.argument is None))
@@ -859,6 +929,9 @@ class _Follower:
             sides,
             (right, right_dims, left, left_dims, shapes[0]),
         ):
+            self._smalls(equation, one, dims, other, others)
+            if other.argument is not None:
+                self._makers(equation, one, other, others, shape)
             if one.argument is not None or other.argument is None:
                 continue
             self.shown.multiplied |= other.named
@@ -882,8 +955,69 @@ class _Follower:
                         n for n, axes in enumerate(other.axes) if axis in axes and n not in others
                     ]
                     if free:
-                        column = Column(axis, shape[e], shape[free[0]], self._place(equation))
+                        sizes = self._bytes_whole(equation, one, axis)
+                        givers = tuple(sorted(n for own, n in one.given if own == axis))
+                        place = self._place(equation)
+                        column = Column(axis, shape[e], shape[free[0]], place, *sizes, givers)
                         self.shown.columns.setdefault((other.argument, axis), column)
+
+    def _bytes_whole(self, equation, one, axis):
+        """Of a product: bytes of an operand and of the result on a device that has all of them
+        along an axis, and elements of a shard of the result.
+        """
+        out = equation.outvars[0].aval
+        axes = _of_product(equation.params["dimension_numbers"], [self.sides[0], self.sides[1]])
+        operand = equation.invars[0 if one is self.sides[0] else 1].aval
+        sizes = []
+        for aval, named in ((operand, one.named), (out, {a for own in axes for a in own})):
+            ways = math.prod(self.sizes.get(a, 1) for a in named - {axis})
+            sizes.append(math.prod(aval.shape) // ways)
+        shard = sizes[1] // self.sizes.get(axis, 1)
+        return sizes[0] * operand.dtype.itemsize, sizes[1] * out.dtype.itemsize, shard
+
+    def _makers(self, equation, one, other, others, shape):
+        """Notes weights that a product keeps in shards, whose other dimension is whole."""
+        if len(others) != 1 or other.axes[others[0]]:
+            return
+        for n, axes in enumerate(other.axes):
+            for axis in {*axes} - one.named if n not in others else ():
+                result = self._bytes_whole(equation, one, axis)[1]
+                self.shown.makers.setdefault((other.argument, axis), (shape[others[0]], result))
+
+    def _smalls(self, equation, one, dims, other, others):
+        """Notes a small weight in shards along an axis of the dimension that its other operand has
+        for the contracted one, which no weight has given it.
+        """
+        if is_backward(equation):
+            return
+        mine, weight = (
+            equation.invars[0 if value is self.sides[0] else 1].aval for value in (one, other)
+        )
+        by_weights = {axis for axis, _ in one.given}
+        for d, e in zip(dims, others, strict=True):
+            for axis in {*one.axes[d]} - {*other.axes[e]} - by_weights:
+                kept = [n for n, axes in enumerate(other.axes) if axis in axes and n not in others]
+                operand, *sizes = self._bytes_whole(equation, one, axis)
+                # FSDP gathers weights for a batch, which is in shards in its first dimension
+                is_weight = (
+                    other.argument is not None
+                    and kept[:1] > [0]
+                    and mine.ndim >= weight.ndim
+                    and _SMALL * math.prod(weight.shape) <= math.prod(mine.shape)
+                )
+                if kept and is_weight and 2 * _SMALL * sizes[0] <= operand:
+                    column = Column(
+                        axis,
+                        weight.shape[e],
+                        weight.shape[kept[0]],
+                        self._place(equation),
+                        operand,
+                        *sizes,
+                        met=one.argument,
+                    )
+                    self.shown.smalls.setdefault((other.argument, axis), column)
+                elif kept:
+                    self.shown.wholes.add((axis, operand))
 
     def _clashing(self, equation, left, right):
         """Notes operands that are in shards along an axis in dimensions that do not meet."""
@@ -1145,6 +1279,55 @@ class _Follower:
         return self.places[id(traceback)][1]
 
 
+class _Supposed(_Follower):
+    """Follows a program in which the constraints of a line have other specs, up to what would be
+    refused then.
+    """
+
+    def __init__(self, file, line, specs):
+        super().__init__()
+        self._line, self._specs, self.is_refused = (file, line), specs, False
+
+    def _typed(self, aval, axes):
+        return axes
+
+    def _simple(self, equation, values, axes, is_known, *others):
+        flat = [axis for one in axes or () for axis in one]
+        name = equation.primitive.name
+        is_free = name in _CONSTRAINTS or equation.params.get("out_sharding") is not None
+        is_free |= is_backward(equation)  # whose types JAX derives from those of the forward pass
+        if not is_free and any(value.named for value in values):
+            self.is_refused |= not is_known or len({*flat}) < len(flat)
+        if name == "dot_general" and not is_free:
+            (left, right), batch = equation.params["dimension_numbers"]
+            one, other = values[0].axes, values[1].axes
+            self.is_refused |= any(
+                one[d] and other[e] for d, e in zip(left, right, strict=True)
+            ) or any(one[d] != other[e] for d, e in zip(*batch, strict=True))
+        if name in _ELEMENTWISE and not is_free:
+            shape = getattr(equation.outvars[0].aval, "shape", ())
+            same = [value.axes for value in values if len(value.axes) == len(shape)]
+            self.is_refused |= any(len({*axes} - {()}) > 1 for axes in zip(*same, strict=True))
+        return super()._simple(equation, values, axes, is_known, *others)
+
+    def _scan(self, equation, values, *others):
+        results = super()._scan(equation, values, *others)
+        consts, carried = parts_of_scan(equation, opened(equation.params["jaxpr"]))
+        carry = values[consts : consts + carried]
+        self.is_refused |= any(
+            before.axes != after.axes
+            for before, after in zip(carry, results, strict=False)
+            if not is_backward(equation)
+        )
+        return results
+
+    def _constrained(self, equation, value, result):
+        new, place = super()._constrained(equation, value, result), self._place(equation)
+        key = _type(equation.invars[0].aval), text_of(new.axes)
+        is_here = (place.file, place.line) == self._line and key in self._specs
+        return replace(new, axes=self._specs[key]) if is_here else new
+
+
 def _is_decided(value, equation, values):
     """Whether the other operand of an element-wise operation, such as what a residual is added to,
     has the axis that a value gets along two dimensions along the first of them alone: so that
@@ -1241,6 +1424,21 @@ def _looked_up(params, values, operand, shape):
     for place, one in zip(rest, indices, strict=False):
         axes[place] = one
     return tuple(axes)
+
+
+def _numbers(atom, makers):
+    """The whole numbers that a vector of indices has, where the program itself names them; else
+    None.
+    """
+    if hasattr(atom, "val"):
+        return (int(atom.val),) if getattr(atom.aval, "shape", None) == () else None
+    made = makers.get(atom)
+    name = made.primitive.name if made is not None else ""
+    is_one = name == "broadcast_in_dim" and atom.aval.shape == (1,)
+    if not is_one and name not in ("concatenate", "convert_element_type"):
+        return None
+    parts = [_numbers(one, makers) for one in made.invars]
+    return None if None in parts else sum(parts, ())
 
 
 def _narrows(equation):

@@ -12,8 +12,8 @@ from shardlab.programs.hlo import dimensions
 from shardlab.programs.origins import CALLBACKS, Origin
 
 __all__ = [
-    "ASKED_FOR", "AT_INDICES", "FROM_ONE_TO_OTHER", "GOES_ALONG", "MEMBERS_CALLED", "OF_ROWS",
-    "SAME", "cause", "is_agreed", "is_expected", "is_manual", "members_called",
+    "ASKED_FOR", "AT_INDICES", "FROM_ONE_TO_OTHER", "GOES_ALONG", "HALO", "MEMBERS_CALLED",
+    "OF_ROWS", "SAME", "cause", "is_agreed", "is_expected", "is_manual", "members_called",
 ]  # fmt: skip
 
 SAME = "every device computes the same"
@@ -21,6 +21,7 @@ FROM_ONE_TO_OTHER = "the shards go from one dimension of the array to another"
 AT_INDICES = "an update at computed indices"
 MEMBERS_CALLED = "vmap calls the host for each of its members"
 OF_ROWS = " of rows in shards, which XLA gathers"
+HALO = "a halo"
 ASKED_FOR = "asked for: a sharding constraint or a reshard"
 
 _RESHARDS = ("sharding_constraint", "reshard", "device_put", "with_sharding_constraint")
@@ -40,6 +41,7 @@ _SHIFTS = {
 }  # fmt: skip
 _EXPECTED = (
     "a gradient:",
+    HALO,
     "a sum that is written",
     "a sum, mean or maximum",
     "added by the backward pass of a shard_map:",
@@ -47,6 +49,7 @@ _EXPECTED = (
     "the contracting dimension",
     "written in a shard_map",
 )
+_MASKED = ("concatenate", "dynamic_slice", "pad", "rev", "slice", "split")
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 _OF_TWO = (
     "add",
@@ -75,6 +78,7 @@ def cause(
     is_pmap: bool = False,
     weights: Collection[str] | None = None,
     is_contiguous: bool = False,
+    is_halo: bool = False,
 ) -> str:
     """What causes a collective, in words.
 
@@ -86,6 +90,7 @@ def cause(
       weights: the arguments that meet, in a product, a batch in shards along an axis of theirs;
         None if unknown.
       is_contiguous: whether the reshapes of its line, if any, keep shards contiguous.
+      is_halo: whether what each device sends is a small part of its shard.
     """
     if is_pmap and KINDS[move.kind].adds:
         several = ", or several that the compiler has joined" if len(move.operands) > 1 else ""
@@ -113,6 +118,11 @@ def cause(
         return FROM_ONE_TO_OTHER
     if move.kind == "collective-permute":
         for operation in (origin.operation, origin.use):
+            if operation in _SHIFTS and is_halo:
+                return (
+                    f"{HALO}, for {_SHIFTS[operation]} along a dimension that is sharded: a few "
+                    "rows of each shard go to other devices"
+                )
             if operation in _SHIFTS:
                 return (
                     f"{_SHIFTS[operation]} along a dimension that is sharded: rows go to other "
@@ -202,6 +212,12 @@ def _of_what_is_special(origin):
 
 
 def _of_a_sum(origin):
+    if origin.operation in _MASKED:
+        what = _SHIFTS.get(origin.operation, "a slice")
+        return (
+            f"{what} along a dimension that is sharded: the rows of one device go to all, as a sum "
+            "in which the others have zeros"
+        )
     if origin.phase == "backward" and origin.results:
         return "a gradient: devices with other data add theirs (data parallelism)"
     if origin.operation == "dot_general":

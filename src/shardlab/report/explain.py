@@ -29,7 +29,7 @@ from shardlab.programs import collectives, kernels
 from shardlab.programs.hlo import promised
 from shardlab.programs.inherited import Inheritance, inherited_axes
 from shardlab.programs.varying import are_checked, mismatches
-from shardlab.report import calls, captured, carried, findings, promoted, storage
+from shardlab.report import accepted, calls, captured, carried, findings, promoted, storage
 from shardlab.report.judgement import judge
 from shardlab.report.moves import Move, summed
 from shardlab.report.names import own_names, renamed, wrapper_of
@@ -197,7 +197,10 @@ def explain(
     if not judgement.is_in_specs:
         found += findings.of_exchanged(report.moves, arrays)
     found += findings.of_temporaries(temporaries, sizes, is_trained, results)
-    found = tuple(findings.by_harm([*found, *report.findings], _spare_axes(report, arrays)))
+    found += report.findings
+    if is_followed:
+        found = accepted.with_accepted_specs(found, jaxpr, shardings)
+    found = tuple(findings.by_harm(found, _spare_axes(report, arrays)))
     alone = report.devices == 1 and backend == jax.default_backend()
     idle = jax.device_count() - 1 if alone else 0
     report = replace(

@@ -26,6 +26,7 @@ from shardlab.report.causes import (
     AT_INDICES,
     FROM_ONE_TO_OTHER,
     GOES_ALONG,
+    HALO,
     MEMBERS_CALLED,
     OF_ROWS,
     SAME,
@@ -133,7 +134,7 @@ _HARM = (
     "constraint without an axis", "constraint with an axis too many", "heads split",
     "axis on two dimensions", "axes swapped",
     "order of axes", "gathered by in_specs",
-    "columns after columns", "reshape of shards",
+    "columns after columns", "gathered for a small weight", "reshape of shards",
     "gathered before a cast", "gathered before an index", "full rematerialisation",
     "data without an axis", "repeated work", "replicated, perhaps different",
     "summed in a loop", "summed apart", "gathered in a loop", "gathered several times",
@@ -1491,8 +1492,12 @@ def of_avoidable(moves: Sequence[Any]) -> Iterator[Finding]:
         words = next((words for words in _REMEDIES if words in cause), "")
         if words.startswith("two arrays") and move.phase != "forward":
             continue  # as an update with sharded moments does on purpose
-        # an embedding in shards is looked up on purpose
-        if not words or (words.startswith("a computed index") and move.array):
+        # an embedding in shards is looked up on purpose, and other shards send more than a halo
+        if (
+            not words
+            or move.cause.startswith(HALO)
+            or (words.startswith("a computed index") and move.array)
+        ):
             continue
         key = move.file, move.line, words
         sent, kinds, cause = groups.get(key, (0, (), cause))
@@ -1537,13 +1542,15 @@ def of_exchanged(moves: Sequence[Any], arguments: Sequence[Any]) -> Iterator[Fin
 
 
 def of_indices(
-    moves: Sequence[Any], windows: Collection[tuple[str, int]] = ()
+    moves: Sequence[Any],
+    windows: Mapping[tuple[str, int], bool] = types.MappingProxyType({}),
 ) -> Iterator[Finding]:
     """Updates at computed indices in the forward pass, for which indices or values are gathered.
 
     Args:
       moves: the `shardlab.report.explain.Move`s.
-      windows: the (file, line) of updates of a slice of a dimension that is in shards.
+      windows: the (file, line) of updates of a slice of a dimension that is in shards, and whether
+        the slices are known to lie in one shard each.
     """
     total, places = bytes_of(moves), {}
     for move in moves:
@@ -1557,9 +1564,10 @@ def of_indices(
             yield Finding(
                 "indices gathered",
                 f"{where(*place)}: the shards of an array are gathered{along}, {bytes_text(sent)}, "
-                "because an update of a fixed slice, as in .at[a:b].set, is one window over "
-                "several devices. lax.dynamic_update_slice, or .at[jnp.arange(a, b)].set, writes "
-                "the same values, and each device those of its own shard"
+                "because XLA does not split an update of a fixed slice, as in .at[a:b].set. "
+                + ("lax.dynamic_update_slice, or " if windows[place] else "")
+                + ".at[jnp.arange(a, b)].set writes the same values, and each device those of its "
+                "own shard"
                 if place in windows
                 else f"{where(*place)}: {bytes_text(sent)} of indices and values are gathered"
                 f"{along}, because an update at computed indices may write to any device's shard. "

@@ -70,6 +70,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         at_fault = [*specs.of_order(compiled.inheritance, moves, compiled.names)] or [
             *specs.of_columns(compiled.inheritance, moves, compiled.names, data, batch)
         ]
+        found += specs.of_small_weights(compiled.inheritance, moves, compiled.names, data, batch)
         found += at_fault or specs.of_replaced(compiled.inheritance, moves)
         # what a constraint makes whole is computed whole in its own line
         asked = {(loss.place.file, loss.place.line) for loss in compiled.inheritance.picked}
@@ -113,7 +114,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         *findings.of_stacks(sent, origins),
         *gathers.of_gathered_again(sent, origins),
         *findings.of_many(moves),
-        *findings.of_indices(moves, compiled.inheritance.windows if compiled.inheritance else ()),
+        *findings.of_indices(moves, compiled.inheritance.windows if compiled.inheritance else {}),
         *(one for one in findings.of_avoidable(moves) if one.says.partition(": ")[0] not in told),
         *findings.of_repeated_products(
             again,

@@ -1,5 +1,6 @@
 """A compiled program as it is explained: its text, its collectives, and their origins."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -8,12 +9,16 @@ from typing import Any
 from shardlab.programs import collectives
 from shardlab.programs.collectives import Collective
 from shardlab.programs.flops import MatmulFlops, whole_flops
-from shardlab.programs.hlo import Instruction, Program
+from shardlab.programs.hlo import Instruction, Program, array_types, dimensions
 from shardlab.programs.inherited import Inheritance
 from shardlab.programs.origins import Origin, Origins
 from shardlab.report.causes import cause, members_called
 
 __all__ = ["Compiled", "Located", "Unpartitioned", "locate"]
+
+
+_OF_SHARD = 1 / 4  # a halo is no larger
+_AS_IT_IS = ("bitcast", "convert", "copy", "get-tuple-element", "reshape", "transpose")
 
 
 @dataclass(frozen=True)
@@ -127,10 +132,27 @@ def locate(compiled: Compiled) -> Located:
     causes = [
         members_called(members[place])
         if (place := (origin.file, origin.line)) in members
-        else cause(move, origin, *flags, place in kept)
-        for move, _, origin in located
+        else cause(move, origin, *flags, place in kept, _is_halo(move, start))
+        for move, start, origin in located
     ]
     return Located(compiled, program, before, origins, meshes, located, causes, kernels)
+
+
+def _is_halo(move, start):
+    """Whether what a device sends is a small part of the array from which it is taken."""
+    if move.kind != "collective-permute" or len(start.names) != 1:
+        return False
+    here, maker = start.home, start.home[start.names[0]]
+    while maker.kind in _AS_IT_IS and len(maker.names) == 1:
+        maker = here[maker.names[0]]
+    largest = max(map(_elements, maker.operands), default=0)
+    return maker.kind in ("fusion", "slice", "call") and (
+        _elements(start.operands[0]) <= _OF_SHARD * largest
+    )
+
+
+def _elements(kind):
+    return max((math.prod(dimensions(one)) for one in array_types(kind)), default=0)
 
 
 def _weights(compiled):
@@ -139,10 +161,11 @@ def _weights(compiled):
     """
     if compiled.inheritance is None or not compiled.names:
         return None
+    activations = {small.met for small in compiled.inheritance.smalls.values()}
     return {
         compiled.names[number]
         for number, _ in compiled.inheritance.gathered
-        if number in compiled.names
+        if number in compiled.names and number not in activations
     }
 
 

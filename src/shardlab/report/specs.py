@@ -31,6 +31,7 @@ __all__ = [
     "of_picked",
     "of_regained",
     "of_replaced",
+    "of_small_weights",
 ]
 
 _LEAST = 1 / 20  # of all FLOPs, or of all bytes sent: less is not worth a finding
@@ -451,24 +452,96 @@ def of_columns(
       data: the names of arguments that no result replaces.
       batch: the axes that divide the batch.
     """
-    gathered = {
-        axis
-        for move in moves
-        if move.kind == "all-gather"
-        for axis in move.axes or move.within or ()
-    }
+    gathers = [move for move in moves if move.kind == "all-gather"]
+    gathered = {axis for move in gathers for axis in move.axes or move.within or ()}
     for (argument, axis), column in inheritance.columns.items():
         name = names.get(argument, "")
         if not name or name in data or axis not in gathered or axis in batch:
             continue
-        yield Finding(
-            "columns after columns",
+        # what moves of a result in shards is gathered again after the product
+        is_gathered_after = any(
+            axis in (move.axes or move.within or ())
+            and not move.array
+            and column.shard in map(elements_of_each, move.types)
+            for move in gathers
+        )
+        saved = column.operand + column.result * is_gathered_after
+        head = (
             f"{where(column.place.file, column.place.line)}: this product contracts the dimension "
             f"of {column.contracted:,}, along which its other operand is in shards along {axis}, "
             f"but {name} is in shards along {axis} in the dimension of {column.divided:,}: one of "
-            f"the two is gathered. Shard the dimension of {column.contracted:,} of {name}: then "
-            "each device multiplies what it has, and one sum of the results is enough",
-            MovedAxis(argument, axis, column.contracted),
+            "the two is gathered. "
+        )
+        if 2 * column.result <= saved:  # as a ring sends for a sum and for a gather
+            yield Finding(
+                "columns after columns",
+                f"{head}Shard the dimension of {column.contracted:,} of {name}: then each device "
+                "multiplies what it has, and one sum of the results is enough",
+                MovedAxis(argument, axis, column.contracted),
+            )
+            continue
+        # Where sums leave activations in shards, they are gathered before a product anyway.
+        are_scattered = any(
+            move.kind == "reduce-scatter" and axis in (move.axes or move.within or ())
+            for move in moves
+            if not move.array
+        )
+        giver = column.givers[0] if len(column.givers) == 1 and not are_scattered else None
+        contracted, result = inheritance.makers.get((giver, axis), (0, 0))
+        if contracted and giver in names and 2 * result < column.operand:
+            yield Finding(
+                "columns after columns",
+                f"{head}The other operand has {axis} from {names[giver]}: shard the dimension of "
+                f"{contracted:,} of that instead; then one sum of its product is added, which is "
+                "smaller than what is gathered here, and than sums of this product would be",
+                MovedAxis(giver, axis, contracted),
+            )
+
+
+def of_small_weights(
+    inheritance: Inheritance,
+    moves: Sequence[Any],
+    names: Mapping[int, str],
+    data: Collection[str],
+    batch: Collection[str] = (),
+) -> Iterator[Finding]:
+    """Small weights, as routers, for which an activation is gathered that is in shards along the
+    axis of their results.
+
+    Args:
+      inheritance: what following the program has shown.
+      moves: the `shardlab.report.explain.Move`s.
+      names: those of the program's arguments, by their numbers.
+      data: the names of arguments that no result replaces.
+      batch: the axes that divide the batch.
+    """
+    total = bytes_of(moves)
+    for (argument, axis), small in inheritance.smalls.items():
+        name, met = names.get(argument, ""), names.get(small.met, "")
+        if not name or name in data or axis in batch:
+            continue
+        if (axis, small.operand) in inheritance.wholes:
+            continue  # another product needs it whole, too
+        sent = bytes_of(
+            move
+            for move in moves
+            if is_at(move, small.place)
+            and move.kind == "all-gather"
+            and axis in (move.axes or ())
+            and move.array in ("", met)
+        )
+        if sent < max(_LEAST * total, 1024):
+            continue
+        added = int(sent * 2 * small.result / small.operand)
+        yield Finding(
+            "gathered for a small weight",
+            f"{where(small.place.file, small.place.line)}: this product contracts the dimension of "
+            f"{small.contracted:,}, along which {met or 'its other operand'} is in shards along "
+            f"{axis}, but {name}, which is smaller, is in shards along {axis} in the dimension of "
+            f"{small.divided:,}: {met or 'the other operand'} is gathered, {bytes_text(sent)}. "
+            f"Shard the dimension of {small.contracted:,} of {name} instead: then partial sums of "
+            f"the result are added, about {bytes_text(added)}",
+            MovedAxis(argument, axis, small.contracted),
         )
 
 

@@ -91,6 +91,22 @@ def test_an_update_of_a_fixed_slice_names_the_forms_that_stay_local(write, is_to
     assert all("fixed slice" in says and ".at[jnp.arange(a, b)].set" in says for says in told)
 
 
+@pytest.mark.parametrize(("first", "last"), [(70, 100), (64, 128), (100, 140), (9, 300)])
+def test_a_slice_update_is_only_advised_where_it_lies_in_one_shard(first, last):
+    """Elsewhere the compiler gathers the array for it, too."""
+    x, new = struct(GRID, (512, 64, 64), "data"), struct(GRID, (last - first, 8, 64))
+    ways = 512 // x.sharding.shard_shape(x.shape)[0]
+    keep = {"donate_argnums": 0, "out_shardings": x.sharding}
+    report = explain(jax.jit(lambda x, new: x.at[first:last, 4:12].set(new), **keep), x, new)
+    (says,) = said(report, "indices gathered")
+    within = first * ways // 512 == (last - 1) * ways // 512
+    assert ("dynamic_update_slice" in says) == within and ".at[jnp.arange(a, b)].set" in says
+    sliced = jax.jit(lambda x, new: lax.dynamic_update_slice(x, new, (first, 4, 0)), **keep)
+    assert (explain(sliced, x, new).bytes == 0) == within
+    rows = jax.jit(lambda x, new: x.at[jnp.arange(first, last), 4:12].set(new), **keep)
+    assert explain(rows, x, new).bytes == 0
+
+
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize(
     ("kind", "is_told"),
