@@ -1371,6 +1371,11 @@ LOCAL_SEARCH = (
     "these candidates and lax.top_k of them"
 )
 # What causes communication that other code does without, by words of `cause`, and what to write.
+_CALLBACK = "a callback runs on one device"
+_RETURNED = (  # where all devices get its result, and it no shards
+    "return no more than they need. Or call it in a shard_map: each device then calls the host by "
+    "itself, for its own shard or, with P(), for the whole result, and nothing is sent"
+)
 _REMEDIES = {
     "a concatenation along a sharded dimension":
         "concatenate along another dimension, or before the arrays are in shards",
@@ -1394,9 +1399,10 @@ _REMEDIES = {
     "a split along a dimension that is sharded":
         "give each part a weight of its own; or interleave the parts, so that each device's shard "
         "has some of every part",
-    "a callback runs on one device":
-        "hand it a sum or a few elements, or call it in a shard_map, where each device hands over "
-        "its shard",
+    _CALLBACK:
+        "hand it a sum or a few elements. Where it works on each shard by itself, call it in a "
+        "shard_map, where each device hands over its shard; where it needs all of the array, "
+        "gather that once, outside of loops",
     MEMBERS_CALLED:
         "call it outside vmap, once for the whole array, with a sum or a few elements of it",
     "random numbers, which JAX does not draw in shards":
@@ -1438,11 +1444,13 @@ def of_avoidable(moves: Sequence[Any]) -> Iterator[Finding]:
     for (file, line, words), (sent, kinds, cause) in groups.items():
         # the few bytes of each member cost their latency
         if words == MEMBERS_CALLED or sent >= max(_AVOIDABLE * total, 1024):
+            is_returned = words == _CALLBACK and {*kinds} == {"all-reduce"}
+            remedy = _RETURNED if is_returned else _REMEDIES[words]
             several = _listed([f"{kind}s" for kind in sorted(set(kinds))])
             yield Finding(
                 "avoidable communication",
                 f"{where(file, line)}: {cause}: {several} send {bytes_text(sent)}, "
-                f"{sent / total:.0%} of all; {_REMEDIES[words]}",
+                f"{sent / total:.0%} of all; {remedy}",
             )
 
 
