@@ -28,6 +28,7 @@ from shardlab.pods.transfer import transferred
 from shardlab.programs import collectives, kernels
 from shardlab.programs.hlo import promised
 from shardlab.programs.inherited import Inheritance, inherited_axes
+from shardlab.programs.repeated import repeated
 from shardlab.programs.varying import are_checked, mismatches
 from shardlab.report import calls, captured, carried, findings, storage
 from shardlab.report.judgement import judge
@@ -163,6 +164,7 @@ def explain(
     ]
     if jaxpr is not None:
         found += findings.of_varying(mismatches(jaxpr), _name(f) if wrapper == "pmap" else "")
+        found += findings.of_added(repeated(jaxpr), report.findings)
         if is_trained:
             found += captured.of_fixed_keys(jaxpr)
             found += carried.of_wide_sums(jaxpr, arrays, sizes["peak"])

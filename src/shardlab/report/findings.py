@@ -54,6 +54,7 @@ __all__ = [
     "gathered_dimensions",
     "is_at",
     "kept_for_backward",
+    "of_added",
     "of_apart",
     "of_arrays",
     "of_avoidable",
@@ -128,6 +129,7 @@ class Finding:
 # The titles of findings, what costs most or is wrong first.
 _HARM = (
     "replicated but different", "gradients not summed", "added over samples", "added twice",
+    "rows of devices added",
     "same noise", "fixed key", "decided by each device", "indices into other shards",
     "mean of quotients",
     "constraint without an axis", "constraint with an axis too many", "heads split",
@@ -1310,6 +1312,40 @@ def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Findin
                     f"`{mapped}`, but the same random numbers, because their key is the same: "
                     "fold in jax.lax.axis_index, if each should draw its own"
                 ),
+            )
+
+
+def of_added(found: Iterable[Mismatch], told: Sequence[Finding]) -> Iterator[Finding]:
+    """Sums in a shard_map of what has been added already, and of rows of different devices.
+
+    Args:
+      found: `shardlab.programs.varying.Mismatch`es, as `shardlab.programs.repeated.repeated`
+        returns them.
+      told: the findings so far: what the compiled program shows is not told again.
+    """
+    is_told = any(one.title == "added twice" for one in told)
+    for one in dict.fromkeys(found):
+        along, place = " and ".join(one.axes), where(one.file, one.line)
+        if one.kind == "again" and not is_told:
+            yield Finding(
+                "added twice",
+                f"{place}: a sum along {along} in the shard_map of `{one.function}` adds what has "
+                f"been added along {along} already, and only been added up since: {one.number} "
+                f"equal values, so the result is {one.number} times too large, unless it is a "
+                "mean; leave out one of the two. JAX adds the gradient of what devices share by "
+                f'itself: jax.lax.pcast(parameter, {one.axes!r}, to="varying"), before it is '
+                "differentiated, leaves only the last sum",
+            )
+        elif one.kind == "rows":
+            yield Finding(
+                "rows of devices added",
+                f"{place}: result {one.number} of the shard_map of `{one.function}` is equal on "
+                f"all devices along {along}, because a sum adds the rows of each device's shard to "
+                f"those of the others, but out_specs puts it in shards along {along}: all of them "
+                "repeat the same rows. If rows of different devices are different ones, as tokens "
+                f"are, leave {along} out of their in_specs and out_specs, so that each device has "
+                "all of them; if every device is meant to get the sum, out_specs without "
+                f"{along} stores it once",
             )
 
 
