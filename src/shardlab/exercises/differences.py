@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from shardlab._arguments import short
 
@@ -164,9 +164,19 @@ def _same_sharding(one, other):
     """Whether shardings are one to a compiler: P("d") and P("d", None) are, on one mesh."""
     if one.shape != other.shape:
         return len({*_both_written(one.sharding, other.sharding)}) == 1
-    meshes = [getattr(leaf.sharding, "mesh", None) for leaf in (one, other)]
+    pair = [leaf.sharding for leaf in (one, other)]
+    meshes = [getattr(sharding, "mesh", None) for sharding in pair]
+    if None not in meshes and any(isinstance(mesh, AbstractMesh) for mesh in meshes):
+        pair = [_without_devices(sharding) for sharding in pair]  # they are not known
+        meshes = [sharding.mesh for sharding in pair]
     # jit compiles for the names and the order of a mesh, also where the shards are the same
-    return meshes[0] == meshes[1] and one.sharding.is_equivalent_to(other.sharding, len(one.shape))
+    return meshes[0] == meshes[1] and pair[0].is_equivalent_to(pair[1], len(one.shape))
+
+
+def _without_devices(sharding):
+    mesh = sharding.mesh
+    abstract = AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=mesh.axis_types)
+    return NamedSharding(abstract, sharding.spec)
 
 
 def _both_written(one, other):
@@ -174,7 +184,7 @@ def _both_written(one, other):
     order of their devices.
     """
     words, pair = [_written(one), _written(other)], (one, other)
-    if one.memory_kind != other.memory_kind:
+    if one.memory_kind != other.memory_kind and None not in (one.memory_kind, other.memory_kind):
         words = [f"{w} in {s.memory_kind} memory" for w, s in zip(words, pair, strict=True)]
     if words[0] == words[1] and all(isinstance(s, NamedSharding) for s in pair):
         orders = [_devices(s.mesh) for s in pair]

@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from shardlab.costs.communication.kinds import KINDS, OPERATIONS
+from shardlab.costs.communication.kinds import OPERATIONS
 from shardlab.programs.kernels import inner_jaxprs
 from shardlab.programs.varying import (
     Mismatch,
@@ -229,7 +229,7 @@ def _sources(jaxpr, atom, dimension, axis, is_sum=False):
 def _before(equation, number, dimension, is_sum, axis):
     """The operands of an equation from which the rows of a result come, as `_sources` has them."""
     name, atoms = equation.primitive.name, equation.invars
-    if name in (*_SUMS, *KINDS["all-reduce"].calls):
+    if name in _SUMS:
         return [(atoms[number], dimension, is_sum or axis in communicated_along(equation))]
     if name in OPERATIONS or name in _BRANCHING:
         return []

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 from shardlab import assert_compiles_once
 from shardlab.exercises.differences import what_differs
@@ -130,6 +130,17 @@ def test_other_meshes_and_memories_compile_again_and_their_words_differ(mesh, de
         ]
         assert words in told and not nothing
     assert assert_compiles_once(double(), (put(mesh, "d"),), (jax.device_put(X, rows),)) <= 1
+
+
+def test_of_an_abstract_mesh_its_devices_are_not_compared(mesh):
+    auto = (AxisType.Auto,)
+    d, e = (NamedSharding(AbstractMesh((8,), (n,), axis_types=auto), P(n)) for n in "de")
+    one, other = (jax.ShapeDtypeStruct((8, 8), "float32", sharding=s) for s in (d, e))
+    placed = jax.ShapeDtypeStruct((8, 8), "float32", sharding=NamedSharding(mesh, P("d", None)))
+    differ = lambda a, b: what_differs(double(), ((a,), {}), ((b,), {}))[0]  # noqa: E731
+    assert not differ(one, one) and not differ(one, placed) and not differ(placed, one)
+    assert "now P('e',) on a mesh of e: 8" in differ(one, other)[0]
+    assert "now P('e',) on a mesh of e: 8" in differ(placed, other)[0]
 
 
 def test_static_arguments_and_calls_by_name():

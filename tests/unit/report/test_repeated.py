@@ -338,6 +338,11 @@ def own_rows(x):
     return lax.dynamic_slice_in_dim(total, lax.axis_index("s") * len(x), len(x))
 
 
+def largest(x):
+    """No sum."""
+    return lax.pmax(x, "s")
+
+
 def transposed(x):
     return lax.psum(x.T @ x, "s")
 
@@ -345,7 +350,16 @@ def transposed(x):
 @pytest.mark.parametrize("is_checked", [True, False])
 @pytest.mark.parametrize(
     "f",
-    [repeated_on_purpose, own_number, mean_of_rows, less_its_mean, scattered, own_rows, transposed],
+    [
+        repeated_on_purpose,
+        own_number,
+        mean_of_rows,
+        less_its_mean,
+        scattered,
+        own_rows,
+        largest,
+        transposed,
+    ],
 )
 def test_what_is_equal_on_purpose_or_differs_is_not_told(f, is_checked):
     inputs = P() if f is repeated_on_purpose else P("s")
