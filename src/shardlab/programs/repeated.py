@@ -1,5 +1,5 @@
-"""Sums over the devices of a `jax.shard_map` that add what they should not: what an earlier sum has
-added already, and the rows of devices that each have rows of their own.
+"""Find sums in a `jax.shard_map` that add too much: what an earlier sum has added already, or rows
+of other devices that are different ones.
 """
 
 import itertools

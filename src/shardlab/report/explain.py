@@ -163,8 +163,10 @@ def explain(
         ),
     ]
     if jaxpr is not None:
-        found += findings.of_varying(mismatches(jaxpr), _name(f) if wrapper == "pmap" else "")
-        found += findings.of_added(repeated(jaxpr), report.findings)
+        found += [
+            *findings.of_varying(mismatches(jaxpr), _name(f) if wrapper == "pmap" else ""),
+            *findings.of_added(repeated(jaxpr), report.findings),
+        ]
         if is_trained:
             found += captured.of_fixed_keys(jaxpr)
             found += carried.of_wide_sums(jaxpr, arrays, sizes["peak"])
