@@ -230,7 +230,10 @@ def _before(equation, number, dimension, is_sum, axis):
     """The operands of an equation from which the rows of a result come, as `_sources` has them."""
     name, atoms = equation.primitive.name, equation.invars
     if name in _SUMS:
-        return [(atoms[number], dimension, is_sum or axis in communicated_along(equation))]
+        # what a backward pass adds is a gradient, as of single samples, and has another remedy
+        is_written = not is_in_backward(str(equation.source_info.name_stack))
+        is_along = is_written and axis in communicated_along(equation)
+        return [(atoms[number], dimension, is_sum or is_along)]
     if name in OPERATIONS or name in _BRANCHING:
         return []
     if name == "scan":

@@ -311,6 +311,23 @@ def test_its_values_are_those_of_no_program_on_one_device():
     assert np.allclose(repeats, repeats[:1], atol=1e-4)
 
 
+def test_gradients_of_samples_have_a_finding_of_their_own():
+    def gradients(w, x):
+        return jax.vmap(jax.grad(lambda w, x: jnp.sum(jnp.tanh(x @ w))), (None, 0))(w, x)
+
+    f = jax.shard_map(gradients, mesh=EIGHT, in_specs=(P(), P("s")), out_specs=P("s"))
+    report = explain(f, struct(EIGHT, (32, 16)), struct(EIGHT, (1024, 32), "s"))
+    assert report.findings[0].title == "added over samples" and not said(report, ROWS)
+
+
+def test_the_forward_pass_of_what_is_differentiated_is_looked_at():
+    f = mixture(experts, EIGHT, "s", P("s"))
+    grads = jax.grad(lambda x, *w: jnp.sum(f(x, *w) ** 2), argnums=(0, 2, 3))
+    assert len(said(explain(grads, *tensors(EIGHT, "s", P("s"))), ROWS)) == 1
+    right = jax.grad(lambda x, *w: jnp.sum(mixture(experts, EIGHT, "s", P())(x, *w) ** 2))
+    assert not said(explain(right, *tensors(EIGHT, "s", P())), ROWS)
+
+
 def repeated_on_purpose(x):
     """All inputs are the same along s."""
     return 2 * x
