@@ -1409,8 +1409,8 @@ LOCAL_SEARCH = (
 # What causes communication that other code does without, by words of `cause`, and what to write.
 _CALLBACK = "a callback runs on one device"
 _RETURNED = (  # where all devices get its result, and it no shards
-    "return no more than they need. Or call it in a shard_map: each device then calls the host by "
-    "itself, for its own shard or, with P(), for the whole result, and nothing is sent"
+    "let it return no more than is needed, or call it in a shard_map: each device then calls the "
+    "host by itself, for its own shard or, with P(), for the whole result, and nothing is sent"
 )
 _REMEDIES = {
     "a concatenation along a sharded dimension":

@@ -154,4 +154,4 @@ def test_a_sum_that_a_callback_gets_is_none_of_its_own_and_its_result_has_anothe
     assert len(report.moves) == 2 - (f is on_each) and len(told) == (f is not on_each)
     for says in told:
         assert line(called, "# here") in says and "hand it" not in says
-        assert "return no more than they need. Or call it in a shard_map" in says
+        assert "let it return no more than is needed, or call it in a shard_map" in says
