@@ -33,6 +33,8 @@ marked (inside) are used by the others alone, and have no section in the referen
   shards (inside)
 - `shardlab.programs.varying`: find results of a `shard_map` that differ although they are declared
   replicated (inside)
+- `shardlab.programs.repeated`: find sums in a `shard_map` that add what has been added, or the rows
+  of other devices (inside)
 - `shardlab.programs.kernels`: find kernels that communicate by themselves (inside)
 - `shardlab.programs.races`: run kernels that communicate, and list their races
 - `shardlab.programs.flops`: count the FLOPs of a compiled program's matrix products

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from shardlab._arguments import short
 
@@ -146,9 +146,10 @@ def _of_leaves(one, other):
             "jax.device_put in every call"
         )
     elif one.committed and not _same_sharding(one, other):
+        before, now = _both_written(one.sharding, other.sharding)
         yield (
-            f"sharding {_written(one.sharding)}, now {_written(other.sharding)}: place it by "
-            "jax.device_put, or return it so by out_shardings"
+            f"sharding {before}, now {now}: place it by jax.device_put, or return it so by "
+            "out_shardings"
         )
     elif (
         "" not in (one.layout, other.layout)  # as that of a jax.ShapeDtypeStruct is
@@ -160,12 +161,45 @@ def _of_leaves(one, other):
 
 
 def _same_sharding(one, other):
-    """Whether shardings are one to a compiler: P("d") and P("d", None) are."""
+    """Whether shardings are one to a compiler: P("d") and P("d", None) are, on one mesh."""
     if one.shape != other.shape:
-        return _written(one.sharding) == _written(other.sharding)
-    meshes = [getattr(leaf.sharding, "mesh", None) for leaf in (one, other)]
-    types = [getattr(mesh, "axis_types", None) for mesh in meshes]
-    return types[0] == types[1] and one.sharding.is_equivalent_to(other.sharding, len(one.shape))
+        return len({*_both_written(one.sharding, other.sharding)}) == 1
+    pair = [leaf.sharding for leaf in (one, other)]
+    meshes = [getattr(sharding, "mesh", None) for sharding in pair]
+    if None not in meshes and any(isinstance(mesh, AbstractMesh) for mesh in meshes):
+        pair = [_without_devices(sharding) for sharding in pair]  # they are not known
+        meshes = [sharding.mesh for sharding in pair]
+    # jit compiles for the names and the order of a mesh, also where the shards are the same
+    return meshes[0] == meshes[1] and pair[0].is_equivalent_to(pair[1], len(one.shape))
+
+
+def _without_devices(sharding):
+    mesh = sharding.mesh
+    abstract = AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=mesh.axis_types)
+    return NamedSharding(abstract, sharding.spec)
+
+
+def _both_written(one, other):
+    """The words of two shardings, with what else of them differs: where their bytes are, and the
+    order of their devices.
+    """
+    words, pair = [_written(one), _written(other)], (one, other)
+    if one.memory_kind != other.memory_kind and None not in (one.memory_kind, other.memory_kind):
+        words = [f"{w} in {s.memory_kind} memory" for w, s in zip(words, pair, strict=True)]
+    if words[0] == words[1] and all(isinstance(s, NamedSharding) for s in pair):
+        orders = [_devices(s.mesh) for s in pair]
+        places = (n for n, (a, b) in enumerate(zip(*orders, strict=False)) if a != b)
+        if (place := next(places, None)) is not None:
+            words = [
+                f"{w}, device {place} of which is {order[place]}"
+                for w, order in zip(words, orders, strict=True)
+            ]
+    return words
+
+
+def _devices(mesh):
+    """The devices of a mesh in its order; none of an abstract one."""
+    return list(mesh.devices.flat) if isinstance(mesh, Mesh) else []
 
 
 def _written(sharding):

@@ -22,7 +22,10 @@ __all__ = [
     "by_dimension",
     "communicated",
     "communicated_along",
+    "differing_results",
+    "function_of",
     "is_backward",
+    "is_in_backward",
     "mismatches",
     "opened",
     "own_frames",
@@ -58,9 +61,11 @@ class Mismatch:
         "branches" if each decides for itself whether it takes the branch that has a collective,
         "quotients" if quotients by each device's own sum are added, "backward" if the backward pass
         of a sum over devices adds what is equal on them, and "defensive" if that of a whole
-        shard_map does.
+        shard_map does; "again" if a sum adds what has been added along the same axes, and "rows" if
+        one adds the rows of each device's shard, and out_specs puts what is equal then in shards.
       axes: the mesh axes along which that is so.
-      number: which result of the shard_map, from 0; 0 for the others.
+      number: which result of the shard_map, from 0; of "again" how many values are equal; 0 for
+        the others.
       function: the name of the function that is mapped.
       file, line: of the source: of the operation, or else of the function; "" and 0 if unknown.
     """
@@ -107,6 +112,15 @@ def are_checked(jaxpr: Any) -> bool:
     return True
 
 
+def differing_results(equation: Any) -> list[frozenset[str]]:
+    """The axes along which each result of a shard_map differs.
+
+    Args:
+      equation: of the shard_map.
+    """
+    return [axes for axes, _ in _Body(equation.params["mesh"].shape).mapped(equation)]
+
+
 def _of_a_map(equation):
     """The mismatches of one shard_map."""
     body, specs = opened(equation.params["jaxpr"]), equation.params.get("out_specs")
@@ -114,14 +128,8 @@ def _of_a_map(equation):
     if specs is None or len(specs) != len(body.outvars):
         return  # written in a way that we do not read
     walk = _Body(sizes)
-    walk.divided |= {
-        variable: by_dimension(spec, len(getattr(variable.aval, "shape", ())), sizes)
-        for variable, spec in zip(body.invars, equation.params["in_specs"], strict=True)
-        if isinstance(spec, jax.sharding.PartitionSpec)
-    }
-    inputs = [(_named(spec), False) for spec in equation.params["in_specs"]]
-    results = walk.run(body, inputs)
-    function, file, line = _function(body)
+    results = walk.mapped(equation)
+    function, file, line = function_of(body)
     if not equation.params.get("check_vma", True):
         for number, ((axes, _), spec) in enumerate(zip(results, specs, strict=True)):
             if differing := {axis for axis in axes - _named(spec) if sizes[axis] > 1}:
@@ -169,6 +177,16 @@ class _Body:
         self.exchanged = set()
         # Numbers that are each device's own sum, quotients by these, and where they are added
         self.sums, self.quotients, self.averaged = set(), {}, []
+
+    def mapped(self, equation):
+        """The results of a shard_map."""
+        body, specs = opened(equation.params["jaxpr"]), equation.params["in_specs"]
+        self.divided |= {
+            variable: by_dimension(spec, len(getattr(variable.aval, "shape", ())), self.sizes)
+            for variable, spec in zip(body.invars, specs, strict=True)
+            if isinstance(spec, jax.sharding.PartitionSpec)
+        }
+        return self.run(body, [(_named(spec), False) for spec in specs])
 
     def run(self, jaxpr, inputs):
         """The results of a jaxpr for the values of its inputs."""
@@ -246,7 +264,7 @@ class _Body:
             return
         along = frozenset(communicated(equation, frozenset(self.sizes)) ^ frozenset(self.sizes))
         along = frozenset(axis for axis in along if self.sizes[axis] > 1)
-        in_backward = "transpose(" in self.stack and "rematted_computation" not in self.stack
+        in_backward = is_in_backward(self.stack)
         # vmap(transpose(...)): each element of a batch has a gradient of its own. The parameter has
         # one dimension less, so it is shared by all of them.
         is_of_samples = re.search(r"(^|/)vmap\(transpose\(", self.stack) and any(
@@ -432,6 +450,16 @@ def is_backward(equation: Any) -> bool:
     return "transpose(" in str(equation.source_info.name_stack)
 
 
+def is_in_backward(stack: str) -> bool:
+    """Whether an operation belongs to a backward pass, and does not compute again what the forward
+    pass has not kept.
+
+    Args:
+      stack: its name, with those of the calls around it.
+    """
+    return "transpose(" in stack and "rematted_computation" not in stack
+
+
 def opened(jaxpr: Any) -> Any:
     """The jaxpr of one that is closed over its constants; another one itself.
 
@@ -484,8 +512,12 @@ def _place(equation):
     return next(iter(own_frames(equation)), ("", 0))
 
 
-def _function(body):
-    """The name, file and line of the function that is mapped."""
+def function_of(body: Any) -> tuple[str, str, int]:
+    """The name, file and line of the function that a shard_map maps.
+
+    Args:
+      body: its jaxpr.
+    """
     words = getattr(getattr(body, "debug_info", None), "func_src_info", None) or ""
     match = re.fullmatch(r"(\S+) at (.*):(\d+)", words)
     return (match[1], match[2], int(match[3])) if match else (words or "the function", "", 0)

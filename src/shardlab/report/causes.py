@@ -98,7 +98,9 @@ def cause(
         return f"a sum that is written in the function which pmap maps{several}{backward}"
     if origin.operation in OPERATIONS:
         return _by_hand(move, origin, is_checked)
-    if reason := _of_what_is_special(origin):
+    # a sum that a callback gets is a sum as any other
+    is_handed = KINDS[move.kind].adds and origin.operation.startswith(("reduce", "dot_general"))
+    if not (is_handed and origin.use in CALLBACKS) and (reason := _of_what_is_special(origin)):
         return reason
     if move.kind == "all-gather":
         return _along(origin, is_contiguous, _is_of_last(move)) or _of_a_gather(origin, weights)

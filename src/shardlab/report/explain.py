@@ -28,6 +28,7 @@ from shardlab.pods.transfer import transferred
 from shardlab.programs import collectives, kernels
 from shardlab.programs.hlo import promised
 from shardlab.programs.inherited import Inheritance, inherited_axes
+from shardlab.programs.repeated import repeated
 from shardlab.programs.varying import are_checked, mismatches
 from shardlab.report import accepted, calls, captured, carried, findings, promoted, storage
 from shardlab.report.judgement import judge
@@ -162,11 +163,8 @@ def explain(
         ),
     ]
     if jaxpr is not None:
-        found += findings.of_varying(mismatches(jaxpr), _name(f) if wrapper == "pmap" else "")
-        found += promoted.of_promoted(jaxpr)
-        if is_trained:
-            found += captured.of_fixed_keys(jaxpr)
-            found += carried.of_wide_sums(jaxpr, arrays, sizes["peak"])
+        name = _name(f) if wrapper == "pmap" else ""
+        found += _of_the_trace(jaxpr, report, name, is_trained, arrays, sizes["peak"])
     followed = program.inheritance or Inheritance()
     # Of a program without a backward pass nothing tells weights from data.
     if not judgement.is_in_specs and (is_trained or judgement.repeats > 1.5):
@@ -217,6 +215,16 @@ def explain(
     tried = Tried(f, args, kwargs, shardings, results, located.meshes, chip, wrapper)
     with _words_of_the_compiler(are_shown=False):  # of other programs than this one
         return with_trials(report, tried)
+
+
+def _of_the_trace(jaxpr, report, name, is_trained, arrays, peak):
+    """The findings of the traced function; `name` is that of one that pmap calls."""
+    yield from findings.of_varying(mismatches(jaxpr), name)
+    yield from findings.of_added(repeated(jaxpr), report.findings)
+    yield from promoted.of_promoted(jaxpr)
+    if is_trained:
+        yield from captured.of_fixed_keys(jaxpr)
+        yield from carried.of_wide_sums(jaxpr, arrays, peak)
 
 
 def _later(f, args, kwargs, later):

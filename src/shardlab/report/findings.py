@@ -55,6 +55,7 @@ __all__ = [
     "gathered_dimensions",
     "is_at",
     "kept_for_backward",
+    "of_added",
     "of_apart",
     "of_arrays",
     "of_avoidable",
@@ -129,6 +130,7 @@ class Finding:
 # The titles of findings, what costs most or is wrong first.
 _HARM = (
     "replicated but different", "gradients not summed", "added over samples", "added twice",
+    "rows of devices added",
     "same noise", "fixed key", "decided by each device", "indices into other shards",
     "mean of quotients",
     "constraint without an axis", "constraint with an axis too many", "heads split",
@@ -1373,6 +1375,40 @@ def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Findin
             )
 
 
+def of_added(found: Iterable[Mismatch], told: Sequence[Finding]) -> Iterator[Finding]:
+    """Sums in a shard_map of what has been added already, and of rows of different devices.
+
+    Args:
+      found: `shardlab.programs.varying.Mismatch`es, as `shardlab.programs.repeated.repeated`
+        returns them.
+      told: the findings so far: what the compiled program shows is not told again.
+    """
+    is_told = any(one.title == "added twice" for one in told)
+    for one in dict.fromkeys(found):
+        along, place = " and ".join(one.axes), where(one.file, one.line)
+        if one.kind == "again" and not is_told:
+            yield Finding(
+                "added twice",
+                f"{place}: a sum along {along} in the shard_map of `{one.function}` adds what has "
+                f"been added along {along} already, and only been added up since: {one.number} "
+                f"equal values, so the result is {one.number} times too large, unless it is a "
+                "mean; leave out one of the two. JAX adds the gradient of what devices share by "
+                f'itself: jax.lax.pcast(parameter, {one.axes!r}, to="varying"), before it is '
+                "differentiated, leaves only the last sum",
+            )
+        elif one.kind == "rows":
+            yield Finding(
+                "rows of devices added",
+                f"{place}: result {one.number} of the shard_map of `{one.function}` is equal on "
+                f"all devices along {along}, because a sum adds the rows of each device's shard to "
+                f"those of the others, but out_specs puts it in shards along {along}: all of them "
+                "repeat the same rows. If rows of different devices are different ones, as tokens "
+                f"are, leave {along} out of their in_specs and out_specs, so that each device has "
+                "all of them; if every device is meant to get the sum, out_specs without "
+                f"{along} stores it once",
+            )
+
+
 def of_unsummed(
     moves: Sequence[Any], arguments: Sequence[Any], results: Sequence[Any]
 ) -> Iterator[Finding]:
@@ -1431,6 +1467,11 @@ LOCAL_SEARCH = (
     "these candidates and lax.top_k of them"
 )
 # What causes communication that other code does without, by words of `cause`, and what to write.
+_CALLBACK = "a callback runs on one device"
+_RETURNED = (  # where all devices get its result, and it no shards
+    "let it return no more than is needed, or call it in a shard_map: each device then calls the "
+    "host by itself, for its own shard or, with P(), for the whole result, and nothing is sent"
+)
 _REMEDIES = {
     "a concatenation along a sharded dimension":
         "concatenate along another dimension, or before the arrays are in shards",
@@ -1457,9 +1498,10 @@ _REMEDIES = {
     "a split along a dimension that is sharded":
         "give each part a weight of its own; or interleave the parts, so that each device's shard "
         "has some of every part",
-    "a callback runs on one device":
-        "hand it a sum or a few elements, or call it in a shard_map, where each device hands over "
-        "its shard",
+    _CALLBACK:
+        "hand it a sum or a few elements. Where it works on each shard by itself, call it in a "
+        "shard_map, where each device hands over its shard; where it needs all of the array, "
+        "gather that once, outside of loops",
     MEMBERS_CALLED:
         "call it outside vmap, once for the whole array, with a sum or a few elements of it",
     "random numbers, which JAX does not draw in shards":
@@ -1505,11 +1547,13 @@ def of_avoidable(moves: Sequence[Any]) -> Iterator[Finding]:
     for (file, line, words), (sent, kinds, cause) in groups.items():
         # the few bytes of each member cost their latency
         if words == MEMBERS_CALLED or sent >= max(_AVOIDABLE * total, 1024):
+            is_returned = words == _CALLBACK and {*kinds} == {"all-reduce"}
+            remedy = _RETURNED if is_returned else _REMEDIES[words]
             several = _listed([f"{kind}s" for kind in sorted(set(kinds))])
             yield Finding(
                 "avoidable communication",
                 f"{where(file, line)}: {cause}: {several} send {bytes_text(sent)}, "
-                f"{sent / total:.0%} of all; {_REMEDIES[words]}",
+                f"{sent / total:.0%} of all; {remedy}",
             )
 
 

@@ -1,15 +1,17 @@
 """assert_compiles_once: what compiles again, by JAX's own count, and what its message names."""
 
 import itertools
+import re
 from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec as P
 
 from shardlab import assert_compiles_once
+from shardlab.exercises.differences import what_differs
 
 pytestmark = pytest.mark.reads("src/shardlab")
 
@@ -100,6 +102,47 @@ def test_devices_and_kinds_of_axes(mesh, devices):
     assert "(Auto), now P('d',) on a mesh of d: 8 (Explicit)" in text
 
 
+def test_other_meshes_and_memories_compile_again_and_their_words_differ(mesh, devices):
+    """As JAX counts it, also where each device has the same shard."""
+    eight, auto = np.array(devices(8)), AxisType.Auto
+    on = lambda order, names, *spec, **options: NamedSharding(  # noqa: E731
+        Mesh(order, names, axis_types=(auto,) * len(names)), P(*spec), **options
+    )
+    rows = NamedSharding(mesh, P("d"))
+    swapped = eight[[0, 1, 2, 4, 3, 5, 6, 7]]
+    cases = [
+        (rows, on(eight, ("e",), "e"), "now P('e',) on a mesh of e: 8"),
+        (rows, on(eight.reshape(8, 1), ("d", "e"), "d"), "on a mesh of d: 8, e: 1"),
+        (rows, on(eight.reshape(2, 4), ("a", "b"), ("a", "b")), "now P(('a', 'b'),) on a mesh"),
+        (NamedSharding(mesh, P()), on(eight.reshape(2, 4), ("a", "b")), "mesh of a: 2, b: 4"),
+        (rows, on(swapped, ("d",), "d"), f"device 3 of which is {eight[4]}: place it"),
+        (rows, on(eight, ("d",), "d", memory_kind="pinned_host"), "in pinned_host memory: place"),
+        (rows, on(eight, ("d",), None, memory_kind="pinned_host"), "in pinned_host memory: place"),
+    ]
+    for one, other, words in cases:
+        calls = [(jax.device_put(X, sharding),) for sharding in (one, other, one)]
+        text = said(double(), *calls[:2])
+        assert words in text, text
+        before, now = re.fullmatch(r".* sharding (.*), now (.*): place it .*", text, re.S).groups()
+        assert before != now
+        (((told,), _), (nothing, _)) = [
+            what_differs(double(), (calls[0], {}), (call, {})) for call in calls[1:]
+        ]
+        assert words in told and not nothing
+    assert assert_compiles_once(double(), (put(mesh, "d"),), (jax.device_put(X, rows),)) <= 1
+
+
+def test_of_an_abstract_mesh_its_devices_are_not_compared(mesh):
+    auto = (AxisType.Auto,)
+    d, e = (NamedSharding(AbstractMesh((8,), (n,), axis_types=auto), P(n)) for n in "de")
+    one, other = (jax.ShapeDtypeStruct((8, 8), "float32", sharding=s) for s in (d, e))
+    placed = jax.ShapeDtypeStruct((8, 8), "float32", sharding=NamedSharding(mesh, P("d", None)))
+    differ = lambda a, b: what_differs(double(), ((a,), {}), ((b,), {}))[0]  # noqa: E731
+    assert not differ(one, one) and not differ(one, placed) and not differ(placed, one)
+    assert "now P('e',) on a mesh of e: 8" in differ(one, other)[0]
+    assert "now P('e',) on a mesh of e: 8" in differ(placed, other)[0]
+
+
 def test_static_arguments_and_calls_by_name():
     f = jax.jit(lambda x, n: x * n, static_argnames="n")
     assert assert_compiles_once(f, {"x": X, "n": 2}, {"x": X + 1, "n": 2}) == 1
@@ -179,8 +222,10 @@ def test_pairs_of_arguments_agree_with_the_cache_of_jit(mesh):
             counts.append(event)
 
     jax.monitoring.register_event_duration_secs_listener(heard)
+    other = jax.make_mesh((8,), ("e",), devices=mesh.devices.flat, axis_types=(AxisType.Auto,))
     values = [
         X, put(mesh, "d"), put(mesh, "d", None), put(mesh), jnp.asarray(X), 1, 1.0, True,
+        put(other, "e"), put(other),
     ]  # fmt: skip
     for one, other in itertools.combinations_with_replacement(values, 2):
         f = double()

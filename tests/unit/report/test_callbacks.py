@@ -93,7 +93,8 @@ def test_a_callback_that_gathers_an_array_names_its_line_and_what_to_hand_it(f, 
         assert finding is None
         return
     assert finding.title == "avoidable communication" and line(f, "# here") in finding.says
-    assert "hand it a sum or a few elements, or call it in a shard_map" in finding.says
+    assert "hand it a sum or a few elements. Where it works on each shard by itself" in finding.says
+    assert "where it needs all of the array, gather that once, outside of loops" in finding.says
 
 
 @pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
@@ -116,3 +117,41 @@ def test_a_callback_of_each_member_of_a_vmap_is_told_as_that(f, backend):
 @pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
 def test_one_callback_after_a_vmap_is_not_told(backend):
     assert first(prints_one_row, AUTO, backend, 64) is None
+
+
+def called(x):
+    return jax.pure_callback(abs, jax.ShapeDtypeStruct(x.shape, x.dtype), x)  # here
+
+
+def plane(x, at):
+    """One plane of an array in shards."""
+    return jnp.where(jnp.arange(len(x))[:, None, None] == at, x, 0).sum(0)
+
+
+def on_one(x, at):
+    return x + called(plane(x, at))
+
+
+def on_each(x, at):
+    return x + jax.shard_map(called, mesh=AUTO, in_specs=P(), out_specs=P())(plane(x, at))
+
+
+def of_products(x, at):
+    return x + called(jnp.einsum("xab,xac->bc", x, x))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
+@pytest.mark.parametrize("f", [on_one, of_products, on_each])
+def test_a_sum_that_a_callback_gets_is_none_of_its_own_and_its_result_has_another_remedy(
+    f, backend
+):
+    """A shard_map with P() sends nothing but the sum."""
+    x = struct(AUTO, (64, 128, 128), "data")
+    report = explain(jax.jit(f), x, struct(AUTO, (), dtype="int32"), mesh=pod_of(backend))
+    told = [one.says for one in report.findings if one.title == "avoidable communication"]
+    sums = [one.cause for one in report.moves if "callback" not in one.cause]
+    assert len(sums) == 1 and ("a sum" in sums[0] or "partial sums" in sums[0]), report
+    assert len(report.moves) == 2 - (f is on_each) and len(told) == (f is not on_each)
+    for says in told:
+        assert line(called, "# here") in says and "hand it" not in says
+        assert "let it return no more than is needed, or call it in a shard_map" in says

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec as P
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 from steps import grid, struct
 
 from shardlab.exercises.compiles import assert_compiles_once
@@ -263,6 +263,19 @@ def on_grid(tree, *spec):
     return jax.device_put(tree, NamedSharding(GRID, P(*spec)))
 
 
+NAMED, TURNED = (
+    Mesh(devices, axes, axis_types=(AxisType.Auto,) * 2)
+    for devices, axes in [
+        (GRID.devices, ("rows", "columns")),
+        (GRID.devices[::-1], ("data", "model")),
+    ]
+)
+
+
+def elsewhere(x, mesh, memory="device"):
+    return jax.device_put(x, NamedSharding(mesh, P(), memory_kind=memory))
+
+
 @pytest.mark.parametrize(
     "change, words",
     [
@@ -271,6 +284,9 @@ def on_grid(tree, *spec):
         (lambda state, x: (state, on_grid(x, "data")), "x: sharding"),
         (lambda state, x: (state, np.asarray(x)), "x: committed to its devices, now on no device"),
         (lambda state, x: (state | {"n": 1}, x), "state['n']: "),
+        (lambda state, x: (state, elsewhere(x, NAMED)), "x: sharding P() on a mesh of data: 2, mo"),
+        (lambda *call: elsewhere(call, TURNED), "x: sharding P() on a mesh of data: 2, model: 4"),
+        (lambda state, x: (state, elsewhere(x, GRID, "device")), ""),
         (lambda state, x: (state, on_grid(x, None, None)), ""),
         (lambda state, x: (on_grid(STATE), 2 * x), ""),
     ],
@@ -290,6 +306,27 @@ def test_a_later_call_that_compiles_again_is_told(change, words, is_struct):
     assert len(told) == bool(words) and all(words in one for one in told), told
     with pytest.raises(AssertionError) if words else contextlib.nullcontext():
         assert_compiles_once(step, first, later)
+
+
+@pytest.mark.parametrize("memory", ["device", "pinned_host"])
+def test_a_later_call_whose_counter_is_in_another_memory_is_told_with_both(memory):
+    """An optimiser's state that is on the host after the first step."""
+    whole = NamedSharding(GRID, P())
+
+    def step(state, x):
+        return x * jax.device_put(state["n"], whole)
+
+    first, x = {"n": elsewhere(STATE["n"], GRID)}, on_grid(np.ones((64, 64), "float32"))
+    later = {"n": elsewhere(STATE["n"], GRID, memory)}
+    told = said(explain(jax.jit(step), first, x, later=(later, x)), "compiles again")
+    if memory == "device":
+        assert not told
+        return
+    (says,) = told
+    at = "P() on a mesh of data: 2, model: 4 (Auto, Auto) in"
+    assert f"state['n']: sharding {at} device memory, now {at} pinned_host memory: place" in says
+    with pytest.raises(AssertionError, match="in pinned_host memory"):
+        assert_compiles_once(jax.jit(step), (first, x), (later, x))
 
 
 @pytest.mark.parametrize("is_static", [False, True])

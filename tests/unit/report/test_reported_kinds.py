@@ -293,7 +293,9 @@ def test_what_a_constraint_repeats_is_not_said_of_the_data():
     def decode(hidden, head):
         return jnp.argmax(on(jnp.tanh(hidden) @ head, "data"), -1)
 
-    found = told(decode, (struct(MESH, (64, 512), "data"), struct(MESH, (512, 16384), None, "model")))
+    found = told(
+        decode, (struct(MESH, (64, 512), "data"), struct(MESH, (512, 16384), None, "model"))
+    )
     assert len(found) == 1 and found[0].startswith("constraint without an axis: "), found
 
 
