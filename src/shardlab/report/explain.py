@@ -144,8 +144,9 @@ def explain(
     )
     report, located, judgement = _report(program, chip, _name(f))
     is_gradient, is_trained = located.origins.is_gradient, located.origins.is_differentiated
-    sizes = storage.memory(compiled, backend, text)
-    sizes |= {"gathered": judgement.kept} if judgement.kept else {}
+    sizes = storage.memory(compiled, backend, text) | (
+        {"gathered": judgement.kept} if judgement.kept else {}
+    )
     # an axis that a constraint drops is not lacking in the arguments
     mesh_left = {axis: size for axis, size in report.mesh.items() if axis not in judgement.lost}
     gathered = findings.gathered_dimensions(located.collectives)
