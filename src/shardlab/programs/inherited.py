@@ -345,7 +345,7 @@ class Inheritance:
       contiguous: the (file, line) of reshapes of arrays in shards, after which these are still
         contiguous.
       windows: the (file, line) of updates of a slice of a dimension that is in shards, and whether
-        the slices are known to lie in one shard each.
+        the slices are known to be in one shard each.
       products: the axes that no operand of the products of a (file, line) has, and the numbers of
         the arguments among their operands.
       held: the `Held`s, each once.

@@ -946,9 +946,13 @@ class Origins:
         return False
 
     @promised()
-    def is_sliced_again(self, instruction: Instruction) -> bool:
-        """Whether all that devices use of a gathered array is a shard of it, in the entry of the
-        program. A slice that the program itself takes is none.
+    def is_sliced_again(self, instruction: Instruction, is_own: bool = True) -> bool:
+        """Whether all that devices use of a gathered array is a slice of it, in the entry of the
+        program.
+
+        Args:
+          instruction: the gather.
+          is_own: whether a slice that the program itself takes counts, beside the partitioner's.
         """
         if instruction.kind != "all-gather" or instruction.home is not self._program.entry:
             return False
@@ -965,7 +969,8 @@ class Origins:
             for user in self._uses.users(here).get(name, ()):
                 user_instruction = here[user]
                 if user_instruction.kind == "dynamic-slice" and user_instruction.names[0] == name:
-                    if metadata(user_instruction.line).get("op_name", "").endswith("dynamic_slice"):
+                    name_of_slice = metadata(user_instruction.line).get("op_name", "")
+                    if not is_own and name_of_slice.endswith("dynamic_slice"):
                         return False
                     sliced = True
                 elif user_instruction.kind == "fusion" and outer is None:

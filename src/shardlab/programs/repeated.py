@@ -209,7 +209,7 @@ def _added_rows(equation):
 
 def _sources(jaxpr, atom, dimension, axis, is_sum=False):
     """The inputs of a jaxpr, by number and dimension, from which the rows of a value come, each
-    with whether a sum along an axis lies between.
+    with whether a sum along an axis is between.
     """
     makers = {v: (one, n) for one in jaxpr.eqns for n, v in enumerate(one.outvars)}
     numbers = {variable: n for n, variable in enumerate(jaxpr.invars)}

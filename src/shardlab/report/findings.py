@@ -812,7 +812,8 @@ def of_partitioner(
     gathers = [
         (array_types(start.result)[-1], origin)
         for move, start, origin in moves
-        if (move.times or 1) * (move.bytes or 0) >= least and origins.is_sliced_again(start)
+        if (move.times or 1) * (move.bytes or 0) >= least
+        and origins.is_sliced_again(start, is_own=False)
     ]
     if gathers:
         largest, origin = max(gathers, key=lambda gather: type_bytes(gather[0]))
@@ -1594,7 +1595,7 @@ def of_indices(
     Args:
       moves: the `shardlab.report.explain.Move`s.
       windows: the (file, line) of updates of a slice of a dimension that is in shards, and whether
-        the slices are known to lie in one shard each.
+        the slices are known to be in one shard each.
     """
     total, places = bytes_of(moves), {}
     for move in moves:
