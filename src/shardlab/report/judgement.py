@@ -73,7 +73,12 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         # what a constraint makes whole is computed whole in its own line
         asked = {(loss.place.file, loss.place.line) for loss in compiled.inheritance.picked}
         found += specs.of_contested(
-            compiled.inheritance, moves, again.keys() - asked, compiled.names, bool(at_fault)
+            compiled.inheritance,
+            moves,
+            {place: flops for place, flops in again.items() if place not in asked},
+            compiled.names,
+            mesh,
+            bool(at_fault),
         )
         found += specs.of_merged(compiled.inheritance, moves, again, devices)
         found += specs.of_casts(compiled.inheritance, moves, compiled.backend)
