@@ -148,12 +148,16 @@ class Column:
       contracted: the size of this dimension.
       divided: the size of the dimension of the argument that is in shards along the axis.
       place: of the product.
+      dimension: of the argument, that is contracted; None if it is not known.
+      better: the spec of the argument with the axis there, and what was there in its place.
     """
 
     axis: str
     contracted: int
     divided: int
     place: Site
+    dimension: int | None = None
+    better: str = ""
 
 
 @dataclass(frozen=True)
@@ -962,8 +966,24 @@ class _Follower:
                         n for n, axes in enumerate(other.axes) if axis in axes and n not in others
                     ]
                     if free:
-                        column = Column(axis, shape[e], shape[free[0]], self._place(equation))
+                        where_it_is = self._turned(other, e, free[0], axis)
+                        place = self._place(equation)
+                        column = Column(axis, shape[e], shape[free[0]], place, *where_it_is)
                         self.shown.columns.setdefault((other.argument, axis), column)
+
+    def _turned(self, value, contracted, divided, axis):
+        """The dimension of an argument that a product contracts, and its spec with an axis there;
+        nothing where the product gets it in another layout than as it is, or a part of it.
+        """
+        own = self.arguments[value.argument].axes
+        first = len(own) - len(value.axes)
+        if first < 0 or own[first:] != value.axes:
+            return ()
+        new = list(own)
+        new[first + divided] = tuple(one for one in own[first + divided] if one != axis)
+        new[first + divided] += own[first + contracted]
+        new[first + contracted] = (axis,)
+        return first + contracted, text_of(new)
 
     def _clashing(self, equation, left, right):
         """Notes operands that are in shards along an axis in dimensions that do not meet."""

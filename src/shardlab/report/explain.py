@@ -195,7 +195,7 @@ def explain(
     temporaries = tuple(storage.temporaries(located))
     if not judgement.is_in_specs:
         found += findings.of_exchanged(report.moves, arrays)
-    found += findings.of_temporaries(temporaries, sizes, is_trained, results)
+    found += findings.of_temporaries(temporaries, sizes, is_trained, results, judgement.saved)
     found = tuple(findings.by_harm([*found, *report.findings], _spare_axes(report, arrays)))
     alone = report.devices == 1 and backend == jax.default_backend()
     idle = jax.device_count() - 1 if alone else 0

@@ -21,6 +21,7 @@ class Judgement:
     Attributes:
       findings: what to change in what it sends and computes.
       kept: bytes of gathered arguments that are kept for the backward pass.
+      saved: bytes that a device would hold less if it gathered them again.
       repeats: how many times the FLOPs of the unpartitioned program's products all devices compute
         together.
       forward: the names of the arguments that the forward pass uses.
@@ -30,6 +31,7 @@ class Judgement:
 
     findings: tuple[Finding, ...]
     kept: int
+    saved: int
     repeats: float
     forward: frozenset[str]
     lost: frozenset[str]
@@ -136,7 +138,9 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
     kept = findings.kept_for_backward(sent, origins)
     axes = frozenset(loss.axis for losses in lost.values() for loss in losses)
     forward = origins.forward_arguments()
-    return Judgement(found, kept, located.repeats, forward, axes, bool(at_fault))
+    saved = findings.saved_by_gathering_again(kept, located.program, origins)
+    kept = sum(kept.values())
+    return Judgement(found, kept, saved, located.repeats, forward, axes, bool(at_fault))
 
 
 def _axes_of_batch(compiled):

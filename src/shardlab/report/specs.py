@@ -461,14 +461,18 @@ def of_columns(
         name = names.get(argument, "")
         if not name or name in data or axis not in gathered or axis in batch:
             continue
+        which, remedy = "", MovedAxis(argument, axis, column.contracted)
+        if column.contracted == column.divided and column.better:  # the size does not tell them
+            which = f", dimension {column.dimension}, as in {column.better}"
+            remedy = OtherSpecs(((argument, column.better),), with_copies=True)
         yield Finding(
             "columns after columns",
             f"{where(column.place.file, column.place.line)}: this product contracts the dimension "
             f"of {column.contracted:,}, along which its other operand is in shards along {axis}, "
             f"but {name} is in shards along {axis} in the dimension of {column.divided:,}: one of "
-            f"the two is gathered. Shard the dimension of {column.contracted:,} of {name}: then "
-            "each device multiplies what it has, and one sum of the results is enough",
-            MovedAxis(argument, axis, column.contracted),
+            f"the two is gathered. Shard the dimension of {column.contracted:,} of {name}{which}: "
+            "then each device multiplies what it has, and one sum of the results is enough",
+            remedy,
         )
 
 
