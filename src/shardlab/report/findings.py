@@ -86,6 +86,7 @@ _SMALL = 2**14  # bytes of a collective whose time is mostly latency
 _MANY = 50  # collectives
 _CONSTANT = 2**16  # bytes of a constant that is worth a finding
 _LARGE = 2**20  # bytes of temporaries that are worth a finding
+_MEMORY = 2**27  # bytes for which to compute a forward pass again is worth its time
 _REPEATED = "the matrix products of"
 _TIME = " each time, and how often, only the run decides"
 _CHOSEN = "so the compiler chose its sharding"
@@ -1634,7 +1635,7 @@ def of_temporaries(
     single = first.bytes // first.count
     kept_bytes = sum(row.bytes for row in kept)
     stacks = [row for row in kept if row.is_stack]
-    is_stacked = sum(row.bytes for row in stacks) > max(peak / 2, least)
+    is_stacked = sum(row.bytes for row in stacks) > max(peak / 2, least, _MEMORY)
     if saved > max(peak / 4, _LARGE):
         kept_bytes = sizes["gathered"]
         yield Finding(
