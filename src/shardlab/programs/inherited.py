@@ -18,7 +18,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shardlab.arrays.layout import short_dtype, spec_text
+from shardlab.arrays.layout import axes_named, short_dtype, spec_text
 from shardlab.programs.kernels import inner_jaxprs
 from shardlab.programs.varying import (
     by_dimension,
@@ -34,6 +34,7 @@ __all__ = [
     "Added",
     "Clash",
     "Column",
+    "Contest",
     "Held",
     "Inheritance",
     "Loss",
@@ -154,6 +155,8 @@ class Column:
       shard: elements of a shard of the result along the axis.
       givers: the numbers of the arguments from which the computed array has the axis.
       met: the number of the argument that is no computed array, but met as one; else None.
+      dimension: of the argument, that is contracted; None if it is not known.
+      better: the spec of the argument with the axis there, and what was there in its place.
     """
 
     axis: str
@@ -165,6 +168,29 @@ class Column:
     shard: int = 0
     givers: tuple[int, ...] = ()
     met: int | None = None
+    dimension: int | None = None
+    better: str = ""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A result that gets an axis along two dimensions, of which it can keep one.
+
+    Attributes:
+      axis: the mesh axis.
+      place: of the product, or of the lookup.
+      type: of the whole result.
+      dimension: the first of the two.
+      argument: the number of the argument from which one of them comes.
+      better: the spec that leaves the axis to the first dimension, with all other axes.
+    """
+
+    axis: str
+    place: Site
+    type: str
+    dimension: int
+    argument: int
+    better: str
 
 
 @dataclass(frozen=True)
@@ -328,9 +354,9 @@ class Inheritance:
         bytes of the operand.
       merged: reshapes after which shards along an axis are not contiguous, each by its `Site`, the
         axis, and the types before and after.
-      contested: the results that get an axis along two dimensions, by the axis: the `Site`, the
-        type, the number of the argument from which one of them comes, and the spec that leaves it
-        to the other.
+      contested: the `Contest`s, in the program's order.
+      decided: those of which what follows says along which dimension they keep the axis: a
+        constraint, or an operand that they meet element by element.
       tensor: the axes along which an argument is in shards in a dimension that a product with a
         computed array keeps, or contracts where that array has the axis too, as in tensor
         parallelism.
@@ -374,7 +400,8 @@ class Inheritance:
     smalls: dict[tuple[int, str], Column] = field(default_factory=dict)
     wholes: set[tuple[str, int]] = field(default_factory=set)
     merged: dict[tuple[Site, str, str, str], None] = field(default_factory=dict)
-    contested: dict[str, tuple[Site, str, int, str]] = field(default_factory=dict)
+    contested: dict[Contest, None] = field(default_factory=dict)
+    decided: set[Contest] = field(default_factory=set)
     tensor: set[str] = field(default_factory=set)
     multiplied: set[str] = field(default_factory=set)
     gathered: set[tuple[int, str]] = field(default_factory=set)
@@ -414,10 +441,10 @@ class _Value:
     """A value: for each dimension its axes; the argument that it is, if nothing but its layout
     changes; the losses that it descends from; in a shard_map the axes along which it differs;
     whether its axes are known; where it was gathered, and its type then, if it is only that; the
-    axis that it gets along two dimensions, with what `Inheritance.contested` says of it; the
-    arguments from which it has axes, as weights of the products that made it; the axes by which
-    a constraint has further divided a dimension of it, if it is only that; the axes of which
-    the compiler alone decides the dimension, because what it is computed from has them twice; the
+    `Contest` of which it is the result, or computed element by element from it; the arguments from
+    which it has axes, as weights of the products that made it; the axes by which a constraint has
+    further divided a dimension of it, if it is only that; the axes of which the compiler alone
+    decides the dimension, because what it is computed from has them twice; the
     constraint that it is, up to a factor, if nothing else is stored; the argument that it is, up to
     a factor; the losses that a constraint makes of what only an index uses; those after which it
     is only computed element by element; the axes that an operation other than a product or a sum,
@@ -431,7 +458,7 @@ class _Value:
     differs: frozenset = frozenset()
     is_known: bool = True
     gathered: tuple | None = None
-    contested: tuple | None = None
+    contested: Contest | None = None
     given: frozenset = frozenset()
     added: tuple = ()
     undecided: frozenset = frozenset()
@@ -479,6 +506,7 @@ def inherited_axes(
     follower.arguments = values
     follower.shown.arguments = {value.argument: value.axes for value in values}
     values = follower.run(jaxpr, values, 1, frozenset(), None)
+    follower.ended(values, results)
     if len(results) == len(values):
         makers = {variable: one for one in jaxpr.eqns for variable in one.outvars}
         for variable, value, sharding in zip(jaxpr.outvars, values, results, strict=True):
@@ -559,13 +587,7 @@ class _Follower:
 
     def _results(self, equation, values, times, within, manual):
         name = equation.primitive.name
-        for value in values:
-            if (
-                value.contested
-                and name not in _CONSTRAINTS
-                and not _is_decided(value, equation, values)
-            ):
-                self.shown.contested.setdefault(value.contested[0], value.contested[1:])
+        contested = self._still_contested(equation, values)
         inside = self._of_what_it_contains(equation, values, times, within, manual)
         is_simple = name in {*_ELEMENTWISE, "one_minus_square"} or (  # of the gradient of tanh
             inside is not None and name not in _BRANCHING
@@ -595,7 +617,51 @@ class _Follower:
             results = [replace(results[0], contested=self._contested(equation, values, results[0]))]
         if name in _CONSTRAINTS:
             results = [self._constrained(equation, values[0], results[0])]
+            if contested and contested.axis in results[0].named:
+                self.shown.decided.add(contested)
+        elif contested:
+            self._goes_on(contested, results)
         return results
+
+    def _still_contested(self, equation, values):
+        """The `Contest` that an operation hands on, as one element by element does; notes one
+        that it ends.
+        """
+        name, handed = equation.primitive.name, None
+        is_inner = name not in _BRANCHING and any(True for _ in inner_jaxprs(equation))
+        for value in values:
+            if value.contested is None or is_inner:
+                continue
+            if _is_decided(value, equation, values):
+                self.shown.decided.add(value.contested)
+            elif name in _ELEMENTWISE or name in LAYOUT:
+                handed = value.contested
+            else:
+                self.shown.contested.setdefault(value.contested)
+        return handed
+
+    def ended(self, values, shardings=()):
+        """Notes what is still contested where a loop, a branch or the program ends; there it is
+        decided by a sharding that is asked for.
+        """
+        shardings = shardings if len(shardings) == len(values) else [None] * len(values)
+        for value, sharding in zip(values, shardings, strict=True):
+            if value.contested is None or value.product is not None:
+                continue
+            spec = sharding.spec if isinstance(sharding, NamedSharding) else ()
+            if value.contested.axis in axes_named(spec):
+                self.shown.decided.add(value.contested)
+            self.shown.contested.setdefault(value.contested)
+
+    def _goes_on(self, contested, results):
+        """Marks results of what is contested; one that has the axis but once is decided by the
+        compiler.
+        """
+        for number, result in enumerate(results):
+            if sum(contested.axis in axes for axes in result.axes) > 1:
+                results[number] = replace(result, contested=contested)
+            else:
+                self.shown.contested.setdefault(contested)
 
     def _of_what_it_contains(self, equation, values, times, within, manual):
         """The results of an equation that contains jaxprs; None for another one."""
@@ -612,6 +678,8 @@ class _Follower:
                 self.run(opened(branch), values[1:], times, inside, manual)
                 for branch in params["branches"]
             ]
+            for results in branches:
+                self.ended(results)
             return [_joined(results, inside) for results in zip(*branches, strict=True)]
         inner = [
             one
@@ -909,15 +977,31 @@ class _Follower:
         return frozenset(loss for loss in lost if loss.axis not in named)
 
     def _contested(self, equation, values, result):
-        """The axis that a result has along two dimensions, one of them a weight's; or None."""
+        """The `Contest` of a result that has an axis along two dimensions, one of them a weight's;
+        None where a product's other operand is the smaller one: to gather that sends less.
+        """
         flat = [axis for axes in result.axes for axis in axes]
-        weight, batch = values[:2] if equation.primitive.name == "gather" else values[1::-1]
+        is_lookup = equation.primitive.name == "gather"
+        pairs = list(zip(values[:2], equation.invars[:2], strict=True))
+        (weight, of_weight), (batch, of_batch) = pairs if is_lookup else pairs[::-1]
         for axis in flat:
-            if flat.count(axis) > 1 and weight.argument is not None and axis in batch.named:
-                first = next(d for d, axes in enumerate(result.axes) if axis in axes)
-                own = [axes if d == first else () for d, axes in enumerate(result.axes)]
-                kind = _type(equation.outvars[0].aval)
-                return axis, self._place(equation), kind, weight.argument, text_of(own)
+            if flat.count(axis) < 2 or weight.argument is None or axis not in batch.named:
+                continue
+            whole = [
+                math.prod(atom.aval.shape)
+                * atom.aval.dtype.itemsize
+                // math.prod(self.sizes.get(one, 1) for one in value.named - {axis})
+                for value, atom in ((weight, of_weight), (batch, of_batch))
+            ]
+            if not is_lookup and whole[0] >= whole[1]:
+                continue
+            first = next(d for d, axes in enumerate(result.axes) if axis in axes)
+            own = [
+                tuple(one for one in axes if one != axis or d == first)
+                for d, axes in enumerate(result.axes)
+            ]
+            kind = _type(equation.outvars[0].aval)
+            return Contest(axis, self._place(equation), kind, first, weight.argument, text_of(own))
         return None
 
     def _columns(self, equation, left, right):
@@ -958,7 +1042,9 @@ class _Follower:
                         sizes = self._bytes_whole(equation, one, axis)
                         givers = tuple(sorted(n for own, n in one.given if own == axis))
                         place = self._place(equation)
-                        column = Column(axis, shape[e], shape[free[0]], place, *sizes, givers)
+                        where_it_is = self._turned(other, e, free[0], axis)
+                        known = (axis, shape[e], shape[free[0]], place, *sizes, givers, None)
+                        column = Column(*known, *where_it_is)
                         self.shown.columns.setdefault((other.argument, axis), column)
 
     def _bytes_whole(self, equation, one, axis):
@@ -1018,6 +1104,20 @@ class _Follower:
                     self.shown.smalls.setdefault((other.argument, axis), column)
                 elif kept:
                     self.shown.wholes.add((axis, operand))
+
+    def _turned(self, value, contracted, divided, axis):
+        """The dimension of an argument that a product contracts, and its spec with an axis there;
+        nothing where the product gets it in another layout than as it is, or a part of it.
+        """
+        own = self.arguments[value.argument].axes
+        first = len(own) - len(value.axes)
+        if first < 0 or own[first:] != value.axes:
+            return ()
+        new = list(own)
+        new[first + divided] = tuple(one for one in own[first + divided] if one != axis)
+        new[first + divided] += own[first + contracted]
+        new[first + contracted] = (axis,)
+        return first + contracted, text_of(new)
 
     def _clashing(self, equation, left, right):
         """Notes operands that are in shards along an axis in dimensions that do not meet."""
@@ -1239,6 +1339,7 @@ class _Follower:
         self.shown = shown
         self._carried(start, after_first)
         results = self.run(body, [*values[:consts], *carry, *rows], times * length, within, manual)
+        self.ended(results[:carried])
         stacks = [replace(one, axes=((), *one.axes), argument=None) for one in results[carried:]]
         return [*carry, *stacks]
 
@@ -1267,7 +1368,7 @@ class _Follower:
             carry = [_either(one, two) for one, two in zip(carry, results, strict=True)]
         self.shown = shown
         self._carried(values[tests + consts :], after_first)
-        self.run(body, [*fixed, *carry], times, inside, manual)
+        self.ended(self.run(body, [*fixed, *carry], times, inside, manual))
         return [replace(one, differs=one.differs | inside) for one in carry]
 
     def _place(self, equation):
@@ -1333,10 +1434,12 @@ def _is_decided(value, equation, values):
     has the axis that a value gets along two dimensions along the first of them alone: so that
     operand decides.
     """
-    axis = value.contested[0]
+    axis = value.contested.axis
     first = next(d for d, axes in enumerate(value.axes) if axis in axes)
     return equation.primitive.name in _ELEMENTWISE and any(
-        other.is_known and [d for d, axes in enumerate(other.axes) if axis in axes] == [first]
+        other.is_known
+        and axis not in other.undecided  # it is computed from the value itself
+        and [d for d, axes in enumerate(other.axes) if axis in axes] == [first]
         for other in values
     )
 

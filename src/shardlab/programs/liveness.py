@@ -6,7 +6,7 @@ in more ways than that, so the sum is an estimate; what is alive then is not.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from shardlab.programs.hlo import (
@@ -18,7 +18,7 @@ from shardlab.programs.hlo import (
     type_bytes,
 )
 
-__all__ = ["Alive", "alive_at_peak"]
+__all__ = ["Alive", "alive_at_peak", "most_alive"]
 
 # These hand on the memory of their operands.
 _ALIASES = ("bitcast", "opt-barrier", "while")
@@ -68,12 +68,21 @@ def alive_at_peak(program: Program) -> list[Alive]:
     return sorted(alive, key=lambda one: -one.bytes)
 
 
+@promised()
+def most_alive(program: Program, is_wanted: Callable[[Instruction, str], bool]) -> int:
+    """The most bytes that a program holds at once of those temporaries and results which a test of
+    their instruction and type accepts.
+    """
+    return _Walk(is_wanted).peak(program.entry, [])[0]
+
+
 class _Walk:
     """A walk through a program. A value is the set of the temporaries that hold it, each named by
     its computation, its instruction and its place in the result, or a tuple of values.
     """
 
-    def __init__(self):
+    def __init__(self, is_wanted=lambda instruction, kind: True):
+        self.is_wanted = is_wanted
         self.writers = {}  # what writes a part of a temporary, by its name
         self.results = frozenset()  # the names of what the program returns
 
@@ -93,6 +102,7 @@ class _Walk:
                 (key, Alive(instruction, kind, _bytes(kind, layout)))
                 for place, (kind, layout) in enumerate(_ARRAY.findall(instruction.result))
                 if (key := (here.name, instruction.name, place)) in _leaves(value)
+                and self.is_wanted(instruction, kind)
             ]
         kept = _leaves(values.get(here.root, frozenset()))
         most, at_most, held = 0, [], {}

@@ -195,7 +195,7 @@ def explain(
     temporaries = tuple(storage.temporaries(located))
     if not judgement.is_in_specs:
         found += findings.of_exchanged(report.moves, arrays)
-    found += findings.of_temporaries(temporaries, sizes, is_trained, results)
+    found += findings.of_temporaries(temporaries, sizes, is_trained, results, judgement.saved)
     found += report.findings
     if is_followed:
         found = accepted.with_accepted_specs(found, jaxpr, shardings)

@@ -16,8 +16,9 @@ from typing import Any
 from shardlab.arrays.layout import bytes_text, counted
 from shardlab.costs.communication.kinds import KINDS, OPERATIONS
 from shardlab.programs.collectives import Collective
-from shardlab.programs.hlo import Instruction, array_types, metadata, type_bytes
+from shardlab.programs.hlo import Instruction, Program, array_types, metadata, type_bytes
 from shardlab.programs.inherited import text_of
+from shardlab.programs.liveness import most_alive
 from shardlab.programs.origins import Origin, Origins, where
 from shardlab.programs.uses import is_constant
 from shardlab.programs.varying import Mismatch
@@ -87,6 +88,7 @@ _SMALL = 2**14  # bytes of a collective whose time is mostly latency
 _MANY = 50  # collectives
 _CONSTANT = 2**16  # bytes of a constant that is worth a finding
 _LARGE = 2**20  # bytes of temporaries that are worth a finding
+_MEMORY = 2**27  # bytes for which to compute a forward pass again is worth its time
 _REPEATED = "the matrix products of"
 _TIME = " each time, and how often, only the run decides"
 _CHOSEN = "so the compiler chose its sharding"
@@ -1251,17 +1253,42 @@ def of_stacks(
         )
 
 
-def kept_for_backward(moves: list[tuple[Collective, Instruction, Origin]], origins: Origins) -> int:
+def kept_for_backward(
+    moves: list[tuple[Collective, Instruction, Origin]], origins: Origins
+) -> dict[str, int]:
     """Bytes on each device of arguments that are gathered in the forward pass and kept for the
-    backward pass.
+    backward pass, by the type of what one gather makes.
     """
-    return sum(
-        int(type_bytes(array_types(start.result)[-1])) * (move.times or 1)
-        for move, start, origin in moves
-        if move.kind.startswith("all-gather")
-        and origin.argument
-        and origins.is_kept_for_backward(start)
-    )
+    kept = Counter()
+    for move, start, origin in moves:
+        is_gather = move.kind.startswith("all-gather") and origin.argument
+        if is_gather and origins.is_kept_for_backward(start):
+            kind = array_types(start.result)[-1]
+            kept[kind] += int(type_bytes(kind)) * (move.times or 1)
+    return dict(kept)
+
+
+def saved_by_gathering_again(kept: Mapping[str, int], program: Program, origins: Origins) -> int:
+    """Bytes that a device would hold less at its peak if it gathered arguments once more for the
+    backward pass: without one of them, or without whole gradients of their shapes, which it holds
+    at the end of the backward pass where it now holds gathered arguments at the beginning.
+
+    Args:
+      kept: as `kept_for_backward` returns it.
+      program: the compiled one.
+      origins: of its instructions.
+    """
+    shapes = {tuple(sorted(_shape(kind))) for kind in kept}
+
+    def is_gradient(instruction, kind):
+        shape = _shape(kind)
+        is_alike = not shapes.isdisjoint((tuple(sorted(shape)), tuple(sorted(shape[1:]))))
+        is_gather = instruction.kind.startswith("all-gather")
+        return is_alike and not is_gather and origins.made(instruction)[1] == "backward"
+
+    one = max(map(type_bytes, kept), default=0)
+    held = most_alive(program, is_gradient) if kept else 0
+    return int(sum(kept.values()) - max(one, held))
 
 
 def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Finding]:
@@ -1695,6 +1722,7 @@ def of_temporaries(
     sizes: Mapping[str, int],
     is_differentiated: bool,
     results: Sequence[Any] = (),
+    saved: int = 0,
 ) -> Iterator[Finding]:
     """Temporaries that are most of what a device holds at once, and how to hold less.
 
@@ -1704,6 +1732,7 @@ def of_temporaries(
       is_differentiated: whether the program has a backward pass.
       results: as `shardlab.report.explain.Array`s: what has the sizes of one is no temporary that
         another way of computing it would not hold.
+      saved: bytes of gathered arguments that a device would hold less if it gathered them again.
     """
     kept = [row for row in temporaries if is_differentiated and row.phase == "forward"]
     kept = [row for row in kept if row.is_stack or row.count > 2]
@@ -1717,7 +1746,9 @@ def of_temporaries(
         return
     single = first.bytes // first.count
     kept_bytes = sum(row.bytes for row in kept)
-    if sizes.get("gathered", 0) > max(peak / 4, _LARGE):
+    stacks = [row for row in kept if row.is_stack]
+    is_stacked = sum(row.bytes for row in stacks) > max(peak / 2, least, _MEMORY)
+    if saved > max(peak / 4, _LARGE):
         kept_bytes = sizes["gathered"]
         yield Finding(
             "largest temporaries",
@@ -1726,8 +1757,10 @@ def of_temporaries(
             "jax.checkpoint around each layer, with what gathers its weights inside, gathers them "
             "again instead",
         )
-    elif kept_bytes > max(2 / 3 * peak, least):
-        row = kept[0]
+    elif not is_stacked and sizes.get("gathered", 0) > max(peak / 4, _LARGE):
+        return  # to gather again would save nothing
+    elif is_stacked or kept_bytes > max(2 / 3 * peak, least):
+        row = stacks[0] if is_stacked else kept[0]
         what = "of each iteration of a loop" if row.is_stack else "of each of several layers"
         remedy = (
             "jax.checkpoint around the body of the loop keeps only what the loop carries"

@@ -22,6 +22,7 @@ class Judgement:
     Attributes:
       findings: what to change in what it sends and computes.
       kept: bytes of gathered arguments that are kept for the backward pass.
+      saved: bytes that a device would hold less if it gathered them again.
       repeats: how many times the FLOPs of the unpartitioned program's products all devices compute
         together, beside what `lost` explains.
       forward: the names of the arguments that the forward pass uses.
@@ -31,6 +32,7 @@ class Judgement:
 
     findings: tuple[Finding, ...]
     kept: int
+    saved: int
     repeats: float
     forward: frozenset[str]
     lost: frozenset[str]
@@ -75,7 +77,12 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         # what a constraint makes whole is computed whole in its own line
         asked = {(loss.place.file, loss.place.line) for loss in compiled.inheritance.picked}
         found += specs.of_contested(
-            compiled.inheritance, moves, again.keys() - asked, compiled.names, bool(at_fault)
+            compiled.inheritance,
+            moves,
+            {place: flops for place, flops in again.items() if place not in asked},
+            compiled.names,
+            mesh,
+            bool(at_fault),
         )
         found += specs.of_merged(compiled.inheritance, moves, again, devices)
         found += specs.of_casts(compiled.inheritance, moves, compiled.backend)
@@ -134,7 +141,9 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
     axes = frozenset(loss.axis for losses in lost.values() for loss in losses)
     forward = origins.forward_arguments()
     repeats = located.repeats / math.prod(mesh[axis] for axis in axes)
-    return Judgement(found, kept, repeats, forward, axes, bool(at_fault))
+    saved = findings.saved_by_gathering_again(kept, located.program, origins)
+    kept = sum(kept.values())
+    return Judgement(found, kept, saved, repeats, forward, axes, bool(at_fault))
 
 
 def _axes_of_batch(compiled):

@@ -473,11 +473,15 @@ def of_columns(
             "the two is gathered. "
         )
         if 2 * column.result <= saved:  # as a ring sends for a sum and for a gather
+            which, remedy = "", MovedAxis(argument, axis, column.contracted)
+            if column.contracted == column.divided and column.better:  # the size does not tell them
+                which = f", dimension {column.dimension}, as in {column.better}"
+                remedy = OtherSpecs(((argument, column.better),), with_copies=True)
             yield Finding(
                 "columns after columns",
-                f"{head}Shard the dimension of {column.contracted:,} of {name}: then each device "
-                "multiplies what it has, and one sum of the results is enough",
-                MovedAxis(argument, axis, column.contracted),
+                f"{head}Shard the dimension of {column.contracted:,} of {name}{which}: then each "
+                "device multiplies what it has, and one sum of the results is enough",
+                remedy,
             )
             continue
         # Where sums leave activations in shards, they are gathered before a product anyway.
@@ -548,39 +552,57 @@ def of_small_weights(
 def of_contested(
     inheritance: Inheritance,
     moves: Sequence[Any],
-    again: Collection[tuple[str, int]],
+    again: Mapping[tuple[str, int], tuple[int, int]],
     names: Mapping[int, str],
+    mesh: Mapping[str, int],
     is_in_specs: bool = False,
 ) -> Iterator[Finding]:
     """Results that get one axis along two dimensions, from the batch and from a weight.
 
     The compiler can keep it along one of them; if it keeps that of the weight, the batch is
-    gathered from there on. Told if devices repeat products, or send mostly activations along it.
+    gathered from there on. Told if devices repeat products that have their axes by the program, or
+    send mostly activations along it, and if nothing that follows decides it.
 
     Args:
       inheritance: what following the program has shown.
       moves: the `shardlab.report.explain.Move`s.
-      again: the (file, line) of products that several devices compute.
+      again: FLOPs of all devices and of one by the (file, line) of products that several devices
+        compute.
       names: those of the program's arguments, by their numbers.
+      mesh: sizes by axis.
       is_in_specs: whether specs are at fault: then sums of activations come from these.
     """
-    total = bytes_of(moves)
-    for axis, (place, kind, argument, better) in inheritance.contested.items():
+    total, first = bytes_of(moves), {}
+    for contest in inheritance.contested:
+        if contest not in inheritance.decided:
+            first.setdefault(contest.axis, contest)
+    repeats = {
+        place: flops_done
+        / max(flops, 1)
+        / math.prod(mesh.get(axis, 1) for axis in inheritance.products.get(place, ((), ()))[0])
+        for place, (flops_done, flops) in again.items()
+    }
+    for axis, contest in first.items():
         sent = bytes_of(
             move
             for move in moves
             if not move.array
             and axis in (move.axes or ())
             and move.kind in ("all-gather", *_EXCHANGES)
+            # a constraint without the axis wants it whole
+            and not (move.kind == "all-gather" and move.cause.startswith(ASKED_FOR))
         )
-        is_of_batch = axis in entries_of(better, kind.count(",") + 1)[0] and not is_in_specs
-        if again or 2 * sent > total or (is_of_batch and _adds_activations(moves, axis)):
-            name = names.get(argument, "a weight")
+        is_of_batch = contest.dimension == 0 and not is_in_specs
+        is_repeated = any(ways > 1.01 for ways in repeats.values())
+        if is_repeated or 2 * sent > total or (is_of_batch and _adds_activations(moves, axis)):
+            name = names.get(contest.argument, "a weight")
+            which = f"dimension {contest.dimension}" if contest.dimension else "the batch"
             yield Finding(
                 "axis on two dimensions",
-                f"{where(place.file, place.line)}: {kind} gets {axis} along the batch, and along "
-                f"another dimension from {name}, and can keep one of the two. A constraint "
-                f"{better} on it lets the batch keep it, and the weight is gathered instead",
+                f"{where(contest.place.file, contest.place.line)}: {contest.type} gets {axis} "
+                f"along {which}, and along another dimension from {name}, and can keep one of the "
+                f"two. A constraint {contest.better} on it lets {which} keep it, and the weight is "
+                "gathered instead",
             )
 
 

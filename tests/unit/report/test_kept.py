@@ -1,0 +1,135 @@
+"""explain() on what a step keeps for its backward pass, and on square weights in columns."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec as P
+from steps import grid, pod_of, struct
+
+from shardlab.report.explain import explain
+
+pytestmark = pytest.mark.reads("src/shardlab")
+
+ROW = grid((8,), ("data",))
+
+
+def said(report, title="largest temporaries"):
+    return [one.says for one in report.findings if one.title == title]
+
+
+def gathering(layers, form, axis="data", dtype="float32", backend="cpu"):
+    """A step in a shard_map, whose weights are gathered in each layer."""
+    mesh = grid((8,), (axis,))
+
+    def layer(w, x):
+        return jnp.tanh(x @ lax.all_gather(w, axis, axis=0, tiled=True))
+
+    def local(w, x):
+        def loss(w):
+            y = x
+            for one in w:
+                y = (jax.checkpoint(layer) if form == "checkpoint" else layer)(one, y)
+            return jnp.mean(y.astype("float32") ** 2)
+
+        return jax.tree.map(lambda a, b: a - b, w, jax.grad(loss)(w))
+
+    specs = {"in_specs": (P(axis), P(axis)), "out_specs": P(axis)}
+    w = [struct(mesh, (1024, 1024), axis, dtype=dtype) for _ in range(layers)]
+    f = jax.jit(jax.shard_map(local, mesh=mesh, **specs), donate_argnums=0)
+    x = struct(mesh, (64, 1024), axis, dtype=dtype)
+    return explain(f, w, x, mesh=pod_of(backend))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layers", [1, 2, 8])
+def test_gathered_weights_are_advised_to_be_gathered_again_where_several_are_kept(
+    layers, dtype, backend
+):
+    kept, again = (
+        gathering(layers, form, "rows", dtype, backend) for form in ("kept", "checkpoint")
+    )
+    told = [one for one in said(kept) if "gathered in the forward pass" in one]
+    assert not [one for one in said(again) if "gathered in the forward pass" in one], again
+    if backend == "cpu":  # whose compiler gathers all of them at the beginning in both programs
+        assert bool(told) == (layers == 8), kept
+    else:
+        assert not told or again.memory["peak"] < 0.8 * kept.memory["peak"]
+
+
+def test_gathered_weights_whose_gradients_are_as_large_are_not_told():
+    def local(w, x, y):
+        def loss(w):
+            u, d = (lax.all_gather(w[k], "data", axis=0, tiled=True) for k in "ud")
+            return jnp.mean((jax.nn.gelu(x @ u) @ d - y) ** 2)
+
+        return jax.tree.map(lambda a, b: a - 0.1 * b, w, jax.grad(loss)(w))
+
+    f = jax.shard_map(local, mesh=ROW, in_specs=(P("data"),) * 3, out_specs=P("data"))
+    w = {"u": struct(ROW, (512, 2048), "data"), "d": struct(ROW, (2048, 512), "data")}
+    x = struct(ROW, (512, 512), "data")
+    assert not said(explain(jax.jit(f, donate_argnums=0), w, x, x))
+
+
+@pytest.mark.parametrize("form", ["kept", "checkpoint"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_stacks_of_a_loop_that_are_most_together_are_told(form, dtype, layers=4):
+    report = stacking(form, dtype, layers)
+    told = [one for one in said(report) if "of each iteration of a loop" in one]
+    assert bool(told) == (form == "kept"), report
+    assert all("jax.checkpoint around the body of the loop" in one for one in told)
+
+
+def stacking(form, dtype, layers):
+    mesh = grid((2, 4), ("data", "model"))
+
+    def layer(x, w):
+        h = jnp.tanh(jnp.sin(jnp.exp(jnp.cos(x @ w["up"]))))
+        x = x + h @ w["down"]
+        return lax.with_sharding_constraint(x, NamedSharding(mesh, P("data"))), None
+
+    def loss(w, x):
+        body = jax.checkpoint(layer) if form == "checkpoint" else layer
+        x, _ = lax.scan(body, x, {"up": w["up"], "down": w["down"]})
+        z = jnp.exp(jnp.sin(x @ w["out"]))
+        return jnp.mean(jax.nn.logsumexp(z.astype("float32"), -1))
+
+    w = {
+        "up": struct(mesh, (layers, 256, 1024), None, "data", "model", dtype=dtype),
+        "down": struct(mesh, (layers, 1024, 256), None, "model", "data", dtype=dtype),
+        "out": struct(mesh, (256, 256), "data", "model", dtype=dtype),
+    }
+    return explain(jax.grad(loss), w, struct(mesh, (128, 256, 256), "data", dtype=dtype))
+
+
+@pytest.mark.parametrize("form", ["plain", "scan"])
+@pytest.mark.parametrize("own", [("data", "model"), (None, "model"), ("model", "data")])
+def test_a_square_weight_is_told_with_its_dimension_and_spec(own, form):
+    mesh = grid((2, 4), ("data", "model"))
+
+    def layer(x, w):
+        x = x + jnp.tanh(x @ w["up"]) @ w["down"]
+        return lax.with_sharding_constraint(x, NamedSharding(mesh, P("data"))), None
+
+    def loss(w, x):
+        if form == "scan":
+            x, _ = lax.scan(jax.checkpoint(layer), x, w)
+        else:
+            x, _ = layer(x, w)
+        return jnp.mean(x**2)
+
+    first = (None,) if form == "scan" else ()
+    shape = (3, 256, 256) if form == "scan" else (256, 256)
+    w = {
+        "up": struct(mesh, shape, *first, "data", "model"),
+        "down": struct(mesh, shape, *first, *own),
+    }
+    report = explain(jax.grad(loss), w, struct(mesh, (32, 64, 256), "data"), try_remedies=True)
+    found = [one for one in report.findings if one.title == "columns after columns"]
+    assert bool(found) == (own[0] != "model"), report
+    for one in found:
+        spec = [*first, "model", *([own[0]] if own[0] else [])]
+        text = "P(" + ", ".join("None" if e is None else f'"{e}"' for e in spec) + ")"
+        assert f"dimension {len(first)}, as in {text}: then" in one.says
+        assert one.tried.bytes[1] <= one.tried.bytes[0], one.tried
