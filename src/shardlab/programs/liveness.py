@@ -70,8 +70,12 @@ def alive_at_peak(program: Program) -> list[Alive]:
 
 @promised()
 def most_alive(program: Program, is_wanted: Callable[[Instruction, str], bool]) -> int:
-    """The most bytes that a program holds at once of those temporaries and results which a test of
-    their instruction and type accepts.
+    """The most bytes that a program holds at once of some of its temporaries and results.
+
+    Args:
+      program: the compiled program.
+      is_wanted: says of an instruction and the type of one of its results, such as "f32[4,8]",
+        whether it is one of them.
     """
     return _Walk(is_wanted).peak(program.entry, [])[0]
 
