@@ -216,8 +216,8 @@ def experts(axis, x, chosen, up, down):
     """Each device computes its own experts for the rows that it has."""
     first = lax.axis_index(axis) * up.shape[0]
     local = jax.nn.one_hot(chosen - first, up.shape[0], dtype=x.dtype)
-    h = jax.nn.silu(jnp.einsum("te,eij,ti->tej", local, up, x))
-    return lax.psum(jnp.einsum("te,tej,eji->ti", local, h, down), axis)
+    h = jax.nn.silu(jnp.einsum("tx,xij,ti->txj", local, up, x))
+    return lax.psum(jnp.einsum("tx,txj,xji->ti", local, h, down), axis)
 
 
 def rewritten(axis, x, chosen, up, down):
