@@ -252,7 +252,8 @@ def of_arrays(
         else array
         for array in advised
     ]
-    state = [array for array in arguments if array.name not in data_names]
+    # of a program without a backward pass nothing tells parameters from caches
+    state = [array for array in arguments if array.name not in data_names and is_differentiated]
     rows = [*_replicated("replicated", advised, total, "the arguments", mesh, forward, state=state)]
     known = Counter(map(_layout, arguments))
     # of the others the argument tells
@@ -1748,8 +1749,9 @@ def of_temporaries(
     kept_bytes = sum(row.bytes for row in kept)
     stacks = [row for row in kept if row.is_stack]
     is_stacked = sum(row.bytes for row in stacks) > max(peak / 2, least, _MEMORY)
-    if saved > max(peak / 4, _LARGE):
-        kept_bytes = sizes["gathered"]
+    gathered = sizes.get("gathered", 0)
+    if gathered > max(peak / 4, _LARGE) and saved > peak / 8:
+        kept_bytes = gathered
         yield Finding(
             "largest temporaries",
             f"{bytes_text(kept_bytes)} of arguments are gathered in the forward pass and kept for "
@@ -1757,7 +1759,7 @@ def of_temporaries(
             "jax.checkpoint around each layer, with what gathers its weights inside, gathers them "
             "again instead",
         )
-    elif not is_stacked and sizes.get("gathered", 0) > max(peak / 4, _LARGE):
+    elif not is_stacked and gathered > max(peak / 4, _LARGE):
         return  # to gather again would save nothing
     elif is_stacked or kept_bytes > max(2 / 3 * peak, least):
         row = stacks[0] if is_stacked else kept[0]

@@ -112,7 +112,7 @@ def of_lost_axes(
     """
     seen = set()
     for (place, spec, kind), losses in groups.items():
-        axes = tuple(dict.fromkeys(loss.axis for loss in losses))
+        axes = tuple(axis for axis in mesh if any(loss.axis == axis for loss in losses))
         key = place.file, place.line, place.callers[:1], axes
         if key in seen:  # the backward pass has the constraints of the forward pass once more
             continue
