@@ -240,7 +240,7 @@ def _entries(glossary, title):
         first, *others = (term for term in item.children if isinstance(term, nodes.term))
         names = [bare(_plain(term, title)) for term in (first, *others)]
         text = "\n".join(_plain(paragraph, title) for paragraph in item.findall(nodes.paragraph))
-        yield Section(first["ids"][0], names[0], ("Glossary",), "entry", names[1:], text)
+        yield Section(first["ids"][0], names[0], ("Glossary",), "entry", names[1:], text=text)
 
 
 def _plain(node, title):
