@@ -130,7 +130,11 @@ with ocp.CheckpointManager(folder, item_handlers=handler, options=keep) as manag
 if first and stopped:
     print(f"SIGTERM: saved step {stopped} and stopped", flush=True)
     if options.requeue and stopped > begin:  # without progress it would come back for ever
-        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
+        job = os.environ["SLURM_JOB_ID"]
+        ask = ["squeue", "--noheader", "--format=%T", "--jobs", job]
+        state = subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip()
+        if state == "RUNNING":  # and nobody has cancelled it
+            subprocess.run(["scontrol", "requeue", job], check=True)
 elif first:
     total = sum(float(np.abs(np.asarray(leaf)).sum()) for leaf in jax.tree.leaves(state["params"]))
     print(f"done, sum of the absolute weights {total:.4f}", flush=True)
