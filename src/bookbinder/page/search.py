@@ -224,7 +224,7 @@ def _collect(node, above, sections_so_far, title):
 
 def _opening(paragraph):
     """The heading in bold with which a paragraph begins, if it has one."""
-    first = paragraph.children[0] if paragraph.children else None
+    first = next((child for child in paragraph.children if child.astext()), None)  # MyST: ""
     words = first.astext() if isinstance(first, nodes.strong) else ""
     if words.endswith(".") and words not in _NO_OPENINGS:
         yield words.removesuffix(".")
