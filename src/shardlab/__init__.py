@@ -79,6 +79,8 @@ marked (inside) are used by the others alone, and have no section in the referen
 - `shardlab.report.calls`: judge what the arguments of a program become in its next call (inside)
 - `shardlab.report.captured`: judge what a training step captures (inside)
 - `shardlab.report.carried`: judge what the loops of a training step carry (inside)
+- `shardlab.report.promoted`: judge products that float32 has made wide (inside)
+- `shardlab.report.accepted`: advise specs that explicit axes accept (inside)
 - `shardlab.report.gathers`: judge what a program gathers (inside)
 - `shardlab.report.specs`: judge the specs of a program (inside)
 - `shardlab.report.moves`: what a program sends, added up by line (inside)
