@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shardlab.arrays.layout import axes_named, short_dtype, spec_text
-from shardlab.programs.kernels import inner_jaxprs
+from shardlab.programs.kernels import called_jaxprs, inner_jaxprs
 from shardlab.programs.varying import (
     by_dimension,
     communicated,
@@ -496,16 +496,8 @@ def inherited_axes(
       results: of its results, as they are asked for; without them their order is not looked at.
     """
     follower = _Follower()
-    for sharding in shardings:
-        if isinstance(sharding, NamedSharding):
-            follower.sizes |= {str(axis): int(n) for axis, n in sharding.mesh.shape.items()}
-    values = [
-        _of_sharding(sharding, variable.aval, number)
-        for number, (variable, sharding) in enumerate(zip(jaxpr.invars, shardings, strict=True))
-    ]
-    follower.arguments = values
-    follower.shown.arguments = {value.argument: value.axes for value in values}
-    values = follower.run(jaxpr, values, 1, frozenset(), None)
+    values = follower.follow(jaxpr, shardings)
+    follower.shown.arguments = {value.argument: value.axes for value in follower.arguments}
     follower.ended(values, results)
     if len(results) == len(values):
         makers = {variable: one for one in jaxpr.eqns for variable in one.outvars}
@@ -536,15 +528,7 @@ def is_refused(
       specs: the new axes of each dimension, by the type and the spec of the constraint as texts.
     """
     follower = _Supposed(file, line, specs)
-    for sharding in shardings:
-        if isinstance(sharding, NamedSharding):
-            follower.sizes |= {str(axis): int(n) for axis, n in sharding.mesh.shape.items()}
-    values = [
-        _of_sharding(sharding, variable.aval, number)
-        for number, (variable, sharding) in enumerate(zip(jaxpr.invars, shardings, strict=True))
-    ]
-    follower.arguments = values
-    follower.run(jaxpr, values, 1, frozenset(), None)
+    follower.follow(jaxpr, shardings)
     return follower.is_refused
 
 
@@ -558,7 +542,17 @@ class _Follower:
         self.sizes = {}
         self.arguments = []
         self.places = {}
-        self.sides = ()
+
+    def follow(self, jaxpr, shardings):
+        """The values of a program's results, for the shardings of its arguments."""
+        for sharding in shardings:
+            if isinstance(sharding, NamedSharding):
+                self.sizes |= {str(axis): int(n) for axis, n in sharding.mesh.shape.items()}
+        self.arguments = [
+            _of_sharding(sharding, variable.aval, number)
+            for number, (variable, sharding) in enumerate(zip(jaxpr.invars, shardings, strict=True))
+        ]
+        return self.run(jaxpr, self.arguments, 1, frozenset(), None)
 
     def run(self, jaxpr, inputs, times, within, manual):
         """The values of a jaxpr's results."""
@@ -681,11 +675,7 @@ class _Follower:
             for results in branches:
                 self.ended(results)
             return [_joined(results, inside) for results in zip(*branches, strict=True)]
-        inner = [
-            one
-            for one in inner_jaxprs(equation)
-            if len(one.invars) == len(values) and len(one.outvars) == len(equation.outvars)
-        ]
+        inner = called_jaxprs(equation)
         return self.run(inner[0], values, times, within, manual) if inner else None
 
     def _simple(self, equation, values, axes, is_known, times, within, manual):
@@ -961,8 +951,7 @@ class _Follower:
         if not all(value.is_known for value in sides):
             return frozenset()
         if equation.primitive.name == "dot_general":
-            self.sides = sides
-            self._columns(equation, *sides)
+            self._columns(equation, sides)
             self._clashing(equation, *sides)
         computed = set().union(*(value.named for value in sides if value.argument is None))
         self.shown.entered |= lost
@@ -988,9 +977,7 @@ class _Follower:
             if flat.count(axis) < 2 or weight.argument is None or axis not in batch.named:
                 continue
             whole = [
-                math.prod(atom.aval.shape)
-                * atom.aval.dtype.itemsize
-                // math.prod(self.sizes.get(one, 1) for one in value.named - {axis})
+                self._elements_whole(atom.aval, value.named, axis) * atom.aval.dtype.itemsize
                 for value, atom in ((weight, of_weight), (batch, of_batch))
             ]
             if not is_lookup and whole[0] >= whole[1]:
@@ -1004,31 +991,29 @@ class _Follower:
             return Contest(axis, self._place(equation), kind, first, weight.argument, text_of(own))
         return None
 
-    def _columns(self, equation, left, right):
+    def _columns(self, equation, sides):
         """Notes an argument whose shards do not meet those of what it is multiplied by."""
-        (left_dims, right_dims), _ = equation.params["dimension_numbers"]
+        contracted, _ = equation.params["dimension_numbers"]
         shapes = [atom.aval.shape for atom in equation.invars[:2]]
-        sides = (left, left_dims, right, right_dims, shapes[1])
-        for one, dims, other, others, shape in (
-            sides,
-            (right, right_dims, left, left_dims, shapes[0]),
-        ):
-            self._smalls(equation, one, dims, other, others)
+        for n, m in ((0, 1), (1, 0)):  # the numbers of one operand and of the other
+            one, other = sides[n], sides[m]
+            dims, others, shape = contracted[n], contracted[m], shapes[m]
+            self._smalls(equation, sides, n)
             if other.argument is not None:
-                self._makers(equation, one, other, others, shape)
+                self._makers(equation, sides, n)
             if one.argument is not None or other.argument is None:
                 continue
             self.shown.multiplied |= other.named
-            kept = {a for n, axes in enumerate(other.axes) if n not in others for a in axes}
+            kept = {a for k, axes in enumerate(other.axes) if k not in others for a in axes}
             self.shown.tensor |= kept - one.named
             for d, e in zip(dims, others, strict=True):
                 together = set(one.axes[d]) & set(other.axes[e])
                 self.shown.tensor |= together
-                free = [n for n, axes in enumerate(other.axes) if not axes and n not in others]
+                free = [k for k, axes in enumerate(other.axes) if not axes and k not in others]
                 for axis in together if free and equation.outvars else ():
-                    kept = max(shape[n] for n in free)
+                    kept = max(shape[k] for k in free)
                     elements = math.prod(equation.outvars[0].aval.shape)
-                    own = math.prod(shapes[0 if other is right else 1])
+                    own = math.prod(shapes[n])
                     summed = Sum(self._place(equation), shape[e], kept, own, elements)
                     self.shown.sums.setdefault((other.argument, axis), summed)
                 # Where no weight has given the axis, what is gathered before a product is scattered
@@ -1036,54 +1021,60 @@ class _Follower:
                 by_weights = {axis for axis, _ in one.given}
                 for axis in (by_weights & {*one.axes[d]}) - {*other.axes[e]}:
                     free = [
-                        n for n, axes in enumerate(other.axes) if axis in axes and n not in others
+                        k for k, axes in enumerate(other.axes) if axis in axes and k not in others
                     ]
                     if free:
-                        sizes = self._bytes_whole(equation, one, axis)
-                        givers = tuple(sorted(n for own, n in one.given if own == axis))
+                        sizes = self._bytes_whole(equation, sides, n, axis)
+                        givers = tuple(sorted(giver for own, giver in one.given if own == axis))
                         place = self._place(equation)
                         where_it_is = self._turned(other, e, free[0], axis)
                         known = (axis, shape[e], shape[free[0]], place, *sizes, givers, None)
                         column = Column(*known, *where_it_is)
                         self.shown.columns.setdefault((other.argument, axis), column)
 
-    def _bytes_whole(self, equation, one, axis):
-        """Of a product: bytes of an operand and of the result on a device that has all of them
-        along an axis, and elements of a shard of the result.
-        """
-        out = equation.outvars[0].aval
-        axes = _of_product(equation.params["dimension_numbers"], [self.sides[0], self.sides[1]])
-        operand = equation.invars[0 if one is self.sides[0] else 1].aval
-        sizes = []
-        for aval, named in ((operand, one.named), (out, {a for own in axes for a in own})):
-            ways = math.prod(self.sizes.get(a, 1) for a in named - {axis})
-            sizes.append(math.prod(aval.shape) // ways)
-        shard = sizes[1] // self.sizes.get(axis, 1)
-        return sizes[0] * operand.dtype.itemsize, sizes[1] * out.dtype.itemsize, shard
+    def _elements_whole(self, aval, named, axis):
+        """Elements of an array in shards along axes, on a device that has all of it along one."""
+        return math.prod(aval.shape) // math.prod(self.sizes.get(a, 1) for a in named - {axis})
 
-    def _makers(self, equation, one, other, others, shape):
-        """Notes weights that a product keeps in shards, whose other dimension is whole."""
+    def _bytes_whole(self, equation, sides, n, axis):
+        """Of a product: bytes of operand n and of the result on a device that has all of them along
+        an axis, and elements of a shard of the result.
+        """
+        operand, out = equation.invars[n].aval, equation.outvars[0].aval
+        axes = _of_product(equation.params["dimension_numbers"], [*sides])
+        whole = self._elements_whole(operand, sides[n].named, axis)
+        result = self._elements_whole(out, {a for own in axes for a in own}, axis)
+        shard = result // self.sizes.get(axis, 1)
+        return whole * operand.dtype.itemsize, result * out.dtype.itemsize, shard
+
+    def _makers(self, equation, sides, n):
+        """Notes operand 1 - n, a weight that a product keeps in shards, and whose other dimension
+        is whole.
+        """
+        other, (contracted, _) = sides[1 - n], equation.params["dimension_numbers"]
+        others, shape = contracted[1 - n], equation.invars[1 - n].aval.shape
         if len(others) != 1 or other.axes[others[0]]:
             return
-        for n, axes in enumerate(other.axes):
-            for axis in {*axes} - one.named if n not in others else ():
-                result = self._bytes_whole(equation, one, axis)[1]
+        for d, axes in enumerate(other.axes):
+            for axis in {*axes} - sides[n].named if d not in others else ():
+                result = self._bytes_whole(equation, sides, n, axis)[1]
                 self.shown.makers.setdefault((other.argument, axis), (shape[others[0]], result))
 
-    def _smalls(self, equation, one, dims, other, others):
-        """Notes a small weight in shards along an axis of the dimension that its other operand has
-        for the contracted one, which no weight has given it.
+    def _smalls(self, equation, sides, n):
+        """Notes operand 1 - n, if it is a small weight in shards along an axis which operand n has
+        for the contracted dimension, and which no weight has given that.
         """
         if is_backward(equation):
             return
-        mine, weight = (
-            equation.invars[0 if value is self.sides[0] else 1].aval for value in (one, other)
-        )
+        one, other = sides[n], sides[1 - n]
+        mine, weight = equation.invars[n].aval, equation.invars[1 - n].aval
+        contracted, _ = equation.params["dimension_numbers"]
         by_weights = {axis for axis, _ in one.given}
-        for d, e in zip(dims, others, strict=True):
+        for d, e in zip(contracted[n], contracted[1 - n], strict=True):
             for axis in {*one.axes[d]} - {*other.axes[e]} - by_weights:
-                kept = [n for n, axes in enumerate(other.axes) if axis in axes and n not in others]
-                operand, *sizes = self._bytes_whole(equation, one, axis)
+                others = contracted[1 - n]
+                kept = [k for k, axes in enumerate(other.axes) if axis in axes and k not in others]
+                operand, *sizes = self._bytes_whole(equation, sides, n, axis)
                 # FSDP gathers weights for a batch, which is in shards in its first dimension
                 is_weight = (
                     other.argument is not None

@@ -10,7 +10,16 @@ import jax
 
 from shardlab.programs.hlo import Instruction, metadata
 
-__all__ = ["calls", "communicates", "declared_bytes", "inner_jaxprs", "name", "title", "written"]
+__all__ = [
+    "called_jaxprs",
+    "calls",
+    "communicates",
+    "declared_bytes",
+    "inner_jaxprs",
+    "name",
+    "title",
+    "written",
+]
 
 
 _CALLS = ("pallas_call", "mpmd_map")  # as `pl.pallas_call` and `pl.kernel` are named in a jaxpr
@@ -103,3 +112,12 @@ def inner_jaxprs(equation: Any) -> Iterator[Any]:
             inner = getattr(one, "jaxpr", one)
             if hasattr(inner, "eqns") and hasattr(inner, "invars"):
                 yield inner
+
+
+def called_jaxprs(equation: Any) -> list[Any]:
+    """The jaxprs that an equation calls with its operands for its results."""
+    return [
+        one
+        for one in inner_jaxprs(equation)
+        if len(one.invars) == len(equation.invars) and len(one.outvars) == len(equation.outvars)
+    ]

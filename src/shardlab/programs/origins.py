@@ -969,8 +969,8 @@ class Origins:
             for user in self._uses.users(here).get(name, ()):
                 user_instruction = here[user]
                 if user_instruction.kind == "dynamic-slice" and user_instruction.names[0] == name:
-                    name_of_slice = metadata(user_instruction.line).get("op_name", "")
-                    if not is_own and name_of_slice.endswith("dynamic_slice"):
+                    maker = "" if is_own else metadata(user_instruction.line).get("op_name", "")
+                    if maker.endswith("dynamic_slice"):
                         return False
                     sliced = True
                 elif user_instruction.kind == "fusion" and outer is None:

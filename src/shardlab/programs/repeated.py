@@ -10,7 +10,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from shardlab.costs.communication.kinds import OPERATIONS
-from shardlab.programs.kernels import inner_jaxprs
+from shardlab.programs.kernels import called_jaxprs, inner_jaxprs
 from shardlab.programs.varying import (
     Mismatch,
     by_dimension,
@@ -19,8 +19,8 @@ from shardlab.programs.varying import (
     function_of,
     is_in_backward,
     opened,
-    own_frames,
     parts_of_scan,
+    place_of,
 )
 
 __all__ = ["repeated"]
@@ -108,7 +108,7 @@ class _Sums:
             return self._summed(equation, values, stack)
         if name == "scan":
             return self._scan(equation, values, stack)
-        inner = [] if name in _BRANCHING else _inner(equation)
+        inner = [] if name in _BRANCHING else called_jaxprs(equation)
         if inner:
             return self.run(inner[0], values, stack)
         if name == "optimization_barrier":
@@ -134,7 +134,7 @@ class _Sums:
         axes = frozenset().union(*again)
         self.again.pop(key, None)
         if axes and not in_backward:
-            self.again[key] = axes, _place(equation)
+            self.again[key] = axes, place_of(equation)
             pairs = zip(again, values, strict=True)
             by_backward = all((axis, True) in value for own, value in pairs for axis in own)
             self.made |= dict.fromkeys(equation.outvars, (key, by_backward))
@@ -238,7 +238,7 @@ def _before(equation, number, dimension, is_sum, axis):
         return []
     if name == "scan":
         return _before_scan(equation, number, dimension, is_sum, axis)
-    if inner := _inner(equation):
+    if inner := called_jaxprs(equation):
         found = _sources(inner[0], inner[0].outvars[number], dimension, axis, is_sum)
         return [(atoms[n], *rest) for n, *rest in found]
     places = _dimensions(equation, dimension)
@@ -303,22 +303,9 @@ def _of_a_product(numbers, shapes, dimension):
     return [at if side == n else None for n in (0, 1)]
 
 
-def _inner(equation):
-    """The jaxprs that an equation calls with its operands for its results."""
-    return [
-        one
-        for one in inner_jaxprs(equation)
-        if len(one.invars) == len(equation.invars) and len(one.outvars) == len(equation.outvars)
-    ]
-
-
 def _number(atom):
     """The value of a literal number; None for others."""
     try:
         return float(atom.val)
     except (AttributeError, TypeError, ValueError):
         return None
-
-
-def _place(equation):
-    return next(iter(own_frames(equation)), ("", 0))

@@ -30,6 +30,7 @@ __all__ = [
     "opened",
     "own_frames",
     "parts_of_scan",
+    "place_of",
 ]
 
 _EQUAL = [
@@ -225,7 +226,7 @@ class _Body:
             chosen = values[0][0]
             sent = frozenset().union(*(_sent_along(opened(one)) for one in params["branches"]))
             if along := {axis for axis in chosen & sent if self.sizes.get(axis, 1) > 1}:
-                self.parted.append((along, _place(equation)))
+                self.parted.append((along, place_of(equation)))
             return [
                 (chosen.union(*(axes for axes, _ in results)), all(noise for _, noise in results))
                 for results in zip(*branches, strict=True)
@@ -271,12 +272,12 @@ class _Body:
             shape not in self.cast and shape[1:] in self.cast for shape in shapes
         )
         if along and is_of_samples:
-            self.samples.append((along, _place(equation)))
+            self.samples.append((along, place_of(equation)))
         for atom, (axes, _) in zip(equation.invars, values, strict=False):
             if equal := along - axes:
                 if in_backward and not hasattr(atom, "val") and atom in self.means:
                     continue
-                self.equal.append((equal, _place(equation), in_backward))
+                self.equal.append((equal, place_of(equation), in_backward))
 
     def _pass_on(self, atoms, variables):
         """Other names of what decides, and of what was received."""
@@ -315,7 +316,7 @@ class _Body:
             along = self.coins[atoms[0]] & frozenset().union(*taken)
             along = {axis for axis in along if self.sizes[axis] > 1}
             if along and not all(taken):
-                self.decided.append((along, _place(equation)))
+                self.decided.append((along, place_of(equation)))
 
     def _note_quotients(self, equation, values):
         """Notes numbers that are quotients by a sum of each device's own, as of a mask, and where
@@ -335,7 +336,7 @@ class _Body:
             self.sums.add(result)
         if name == "div" and len(own) == 2 and own[1] in self.sums:
             if values[0][0] & values[1][0]:
-                self.quotients[result] = _place(equation)
+                self.quotients[result] = place_of(equation)
         elif name in _OF_A_SUM and len(own) == 1 and own[0] in self.quotients:
             self.quotients[result] = self.quotients[own[0]]
 
@@ -350,7 +351,7 @@ class _Body:
         indexed = equation.params["dimension_numbers"].start_index_map
         along = {axis for d in indexed if d < len(own) for axis in own[d]}
         if indices and along - indices and along & indices:
-            self.elsewhere.append((along - indices, _place(equation)))
+            self.elsewhere.append((along - indices, place_of(equation)))
 
     def _scan(self, equation, values):
         body = opened(equation.params["jaxpr"])
@@ -386,7 +387,7 @@ class _Body:
             return name == "random_bits"
         differing = {axis for axis in data - own if self.sizes[axis] > 1}
         if name in _COMBINE and differing:
-            self.noisy.append((differing, _place(equation)))
+            self.noisy.append((differing, place_of(equation)))
         # A vector that is repeated for each row is a bias, not noise.
         ranks = [getattr(one.aval, "ndim", 0) for one in (*equation.invars, *equation.outvars)]
         return not data and name != "dot_general" and ranks[-1] <= max(ranks[:-1])
@@ -508,7 +509,12 @@ def own_frames(equation: Any) -> list[tuple[str, int]]:
     return own_places((frame.file_name, frame.line_num) for frame in named)
 
 
-def _place(equation):
+def place_of(equation: Any) -> tuple[str, int]:
+    """The (file, line) of an equation, by the innermost of its frames; ("", 0) if unknown.
+
+    Args:
+      equation: of a jaxpr.
+    """
     return next(iter(own_frames(equation)), ("", 0))
 
 

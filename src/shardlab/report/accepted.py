@@ -2,13 +2,13 @@
 
 import itertools
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from jax.sharding import AxisType, NamedSharding
 
+from shardlab.programs.hlo import dimensions
 from shardlab.programs.inherited import is_refused, text_of
 from shardlab.report.findings import Finding
 from shardlab.report.remedies import OtherConstraints, entries_of
@@ -76,7 +76,7 @@ def _candidates(specs, sizes: Mapping[str, int]) -> Iterator[tuple]:
         for kind, before, after in specs
     ]
     added = {axis for before, after in entries for axis in _named(after) - _named(before)}
-    shapes = [[int(n) for n in re.findall(r"\d+(?=[,\]])", kind)] for kind, *_ in specs]
+    shapes = [dimensions(kind) for kind, *_ in specs]
     for d in range(min(map(len, shapes))):
         new = []
         for before, after in entries:

@@ -6,7 +6,7 @@ from typing import Any
 from shardlab.arrays.layout import bytes_text
 from shardlab.programs.kernels import inner_jaxprs
 from shardlab.programs.origins import where
-from shardlab.programs.varying import opened, own_frames, parts_of_scan
+from shardlab.programs.varying import opened, parts_of_scan, place_of
 from shardlab.report.findings import Finding
 from shardlab.report.names import type_text
 
@@ -73,4 +73,4 @@ def _added(jaxpr):
                 continue
             before = cast.invars[0].aval.dtype
             if str(before) in ("bfloat16", "float16") and result.aval.dtype == "float32":
-                yield result.aval, before, next(iter(own_frames(adds)), ("", 0))
+                yield result.aval, before, place_of(adds)

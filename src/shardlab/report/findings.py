@@ -6,6 +6,7 @@ Each function that begins with `of_` yields a `Finding` for each fault that it f
 
 import itertools
 import math
+import operator
 import re
 import types
 from collections import Counter
@@ -253,7 +254,7 @@ def of_arrays(
         for array in advised
     ]
     # of a program without a backward pass nothing tells parameters from caches
-    state = [array for array in arguments if array.name not in data_names and is_differentiated]
+    state = [array for array in arguments if is_differentiated and array.name not in data_names]
     rows = [*_replicated("replicated", advised, total, "the arguments", mesh, forward, state=state)]
     known = Counter(map(_layout, arguments))
     # of the others the argument tells
@@ -312,14 +313,15 @@ def _roots(arrays):
 
 def _replicated(title, arrays, total, whose, mesh, forward=(), gathered=None, state=()):
     groups, least, roots = {}, {}, _roots(arrays)
-    usual = _usual_axes(state, mesh)
+    usual, names_of_state = _usual_axes(state, mesh), {array.name for array in state}
     for array in arrays:
         least[array.type] = min(array.bytes, least.get(array.type, array.bytes))
     for array in arrays:
-        free = _divided(array, mesh, array in state)
+        is_state = array.name in names_of_state
+        free = _divided(array, mesh, is_state)
         if array.bytes < array.whole and array.bytes == least[array.type]:
             # in shards, and no array of its type in smaller ones: then only the axes of most others
-            is_large = array in state and array.bytes >= _LEAST / 3 * total
+            is_large = is_state and array.bytes >= _LEAST / 3 * total
             free = {axis: d for axis, d in free.items() if axis in usual and is_large}
         if free:
             shape = _shape(array.type)
@@ -341,11 +343,17 @@ def _replicated(title, arrays, total, whose, mesh, forward=(), gathered=None, st
         key=saved,
         reverse=True,
     )
+    ends = _by_ends(arrays)
     for total_bytes, axis, root, free, group in rows:
         ways = mesh[axis]
         names = _named([array.name for array, _ in group], root)
         dimensions = " or ".join(map(str, sorted({divided[axis] for _, divided in group})))
-        likes = _likes(group, arrays)
+        likes = _likes(group, ends)
+        remedy = (
+            OtherSpecs(tuple((array.number, like.spec) for array, like in likes))
+            if likes
+            else _in_shards(group, axis)
+        )
         are_divided = all(array.bytes < array.whole for array, _ in group)
         often = ", along which most of what the step keeps is in shards" if are_divided else ""
         is_used = any(array.name in forward for array, _ in group)
@@ -364,11 +372,7 @@ def _replicated(title, arrays, total, whose, mesh, forward=(), gathered=None, st
                         f"would be {bytes_text(total_bytes // ways)}"
                     )
                 ),
-                None
-                if title != "replicated"
-                else OtherSpecs(tuple((array.number, like.spec) for array, like in likes))
-                if likes
-                else _in_shards(group, axis),
+                remedy if title == "replicated" else None,
             ),
         )
 
@@ -416,22 +420,34 @@ def _usual_axes(state, mesh):
     return {axis for axis, size in along.items() if 2 * size > whole}
 
 
-def _likes(group, arrays):
+def _keys(name):
+    """The keys of an array's name, the last one first."""
+    return re.findall(r"\w+", name)[::-1]
+
+
+def _by_ends(arrays):
+    """The arrays, each with the keys of its name, by their types and the last of these keys."""
+    ends = {}
+    for array in arrays:
+        keys = _keys(array.name)
+        ends.setdefault((array.type, *keys[:1]), []).append((array, keys))
+    return ends
+
+
+def _likes(group, ends):
     """The arrays of a group, each with one in smaller shards that has its type and the end of its
     name, as the parameter of a moment; none unless most of the group have one.
     """
     likes = []
     for array, _ in group:
-        keys = re.findall(r"\w+", array.name)[::-1]
-        alike = {
-            one: sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-            for one in arrays
-            if one.type == array.type and one.bytes < array.bytes
-            for pairs in [zip(keys, re.findall(r"\w+", one.name)[::-1], strict=False)]
-        }
-        best = max(alike, key=alike.get, default=None)
-        if best and alike[best]:
-            likes.append((array, best))
+        own = _keys(array.name)
+        alike = [
+            (sum(1 for _ in itertools.takewhile(bool, map(operator.eq, own, keys))), one)
+            for one, keys in ends.get((array.type, *own[:1]), ())
+            if own and one.bytes < array.bytes
+        ]
+        if alike:
+            likes.append((array, max(alike, key=lambda pair: pair[0])[1]))
     of_these = sum(array.bytes for array, _ in likes)
     return likes if of_these >= 0.9 * sum(array.bytes for array, _ in group) else []
 
@@ -1750,7 +1766,8 @@ def of_temporaries(
     stacks = [row for row in kept if row.is_stack]
     is_stacked = sum(row.bytes for row in stacks) > max(peak / 2, least, _MEMORY)
     gathered = sizes.get("gathered", 0)
-    if gathered > max(peak / 4, _LARGE) and saved > peak / 8:
+    is_gathered = gathered > max(peak / 4, _LARGE)
+    if is_gathered and saved > peak / 8:
         kept_bytes = gathered
         yield Finding(
             "largest temporaries",
@@ -1759,7 +1776,7 @@ def of_temporaries(
             "jax.checkpoint around each layer, with what gathers its weights inside, gathers them "
             "again instead",
         )
-    elif not is_stacked and gathered > max(peak / 4, _LARGE):
+    elif not is_stacked and is_gathered:
         return  # to gather again would save nothing
     elif is_stacked or kept_bytes > max(2 / 3 * peak, least):
         row = stacks[0] if is_stacked else kept[0]

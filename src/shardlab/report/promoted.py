@@ -8,7 +8,7 @@ from typing import Any
 
 from shardlab.programs.kernels import inner_jaxprs
 from shardlab.programs.origins import where
-from shardlab.programs.varying import is_backward, own_frames, parts_of_scan
+from shardlab.programs.varying import is_backward, own_frames, parts_of_scan, place_of
 from shardlab.report.findings import Finding
 
 __all__ = ["of_promoted"]
@@ -117,7 +117,7 @@ def _note(equation, values, flops, wide, times):
     weight, other = (0, 1) if values[0].is_weight else (1, 0)
     low, kind = (_kind(equation.invars[n]) for n in (weight, other))
     if values[weight].is_low and low in _LOW and kind == "float32":
-        place = next(iter(own_frames(equation)), ("", 0))
+        place = place_of(equation)
         before, *_ = wide.get(place, (0,))
         wide[place] = (before + count, low, values[other].widened)
 
