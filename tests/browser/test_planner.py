@@ -713,6 +713,14 @@ def test_speed_and_latency_are_drawn_against_the_batch(visit):
     assert len(said) == 7
 
 
+def test_paper_has_the_lines_that_nobody_has_scrolled_to(visit):
+    page = visit("#planner?chips=16&batch=1048576")
+    page.locator(".planner-plots").wait_for(state="attached")
+    assert page.locator(".planner-plots figure").count() == 0
+    page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert page.locator(".planner-plots figure").count() == 2
+
+
 def test_everything_is_reached_by_keyboard(visit):
     page = visit()
     reached = set()

@@ -190,34 +190,40 @@ const named = ({ mesh }) => explorer.data.order.filter((axis) => mesh[axis] > 1)
 // Tokens per second and chip, and days for so many tokens.
 const rates = (asked, seconds, tokens) => ({ speed: asked.batch / seconds / asked.chips, days: tokens / (asked.batch / seconds) / 86400 });
 
-// Both lines, once in sight, a batch after the other.
-let turn = 0, watching;
+// Both lines, once in sight, a batch after the other; on paper at once.
+let turn = 0, watching, onPaper;
 function against(box, asked, spread) {
   const mine = ++turn;
-  const batches = [-3, -2, -1, 0, 1, 2, 3].map((n) => asked.batch * 2 ** n).filter((batch) => batch % asked.sequence === 0 && batch <= 1e9);
-  const found = [];
-  const next = async () => {
-    for (const batch of batches) {
-      const question = ["plan", { ...asked, batch }, batch === asked.batch];
+  const questions = [-3, -2, -1, 0, 1, 2, 3].map((n) => asked.batch * 2 ** n)
+    .filter((batch) => batch % asked.sequence === 0 && batch <= 1e9)
+    .map((batch) => ["plan", { ...asked, batch }, batch === asked.batch]);
+  const draw = () => {
+    if (!box.isConnected) return;
+    const best = questions.map((question) => [question[1].batch, answerTo(question).choices?.[0]]).filter(([, one]) => one);
+    const points = (of) => best.map(([n, one]) => [n, of(n, one.expected_seconds), one.fits, n === asked.batch]);
+    if (best.length < 2) return;
+    box.replaceChildren(
+      plot("Tokens per second on each chip", "tokens in a batch", points((n, seconds) => n / seconds / asked.chips), spread, atoms, short),
+      plot("Time of a step", "tokens in a batch", points((n, seconds) => seconds), spread, seconds, short));
+  };
+  const prepare = async () => {
+    for (const question of questions) {
       await (prepared(question) ?? new Promise((resolve) => { (window.requestIdleCallback ?? setTimeout)(resolve); }));
       if (mine !== turn) return;
-      const [best] = answerTo(question).choices || [];
-      if (best) found.push([batch, best]);
+      answerTo(question);
     }
-    const points = (of) => found.map(([n, one]) => [n, of(n, one.expected_seconds), one.fits, n === asked.batch]);
-    if (found.length > 1) {
-      box.replaceChildren(
-        plot("Tokens per second on each chip", "tokens in a batch", points((n, seconds) => n / seconds / asked.chips), spread, atoms, short),
-        plot("Time of a step", "tokens in a batch", points((n, seconds) => seconds), spread, seconds, short));
-    }
+    draw();
   };
   watching?.disconnect();
   watching = new IntersectionObserver((marks) => {
     if (!marks.at(-1).isIntersecting) return;
     watching.disconnect();
-    next();
+    prepare();
   }, { rootMargin: "200px" });
   watching.observe(box);
+  if (onPaper) removeEventListener("beforeprint", onPaper);
+  onPaper = draw;
+  addEventListener("beforeprint", onPaper);
 }
 
 function train(form) {
