@@ -335,7 +335,7 @@ class Inheritance:
         stand between, by the `Loss`.
       needed: the losses of what other operations have used.
       carried: the losses of what an iteration of a loop hands to the next one, where the first
-        iteration gets an array that has the axis in the same dimension.
+        iteration gets an array that has the axis, with the dimension in which it has it.
       replaced: the losses by constraints of the forward pass that name another axis in the place of
         the lost one.
       arguments: for each dimension of each argument its axes, by number.
@@ -376,6 +376,8 @@ class Inheritance:
         the arguments among their operands.
       held: the `Held`s, each once.
       picked: the `Pick`s, by the `Loss` of the constraint.
+      leading: the axes of the first dimension of computed arrays, by the `Site` of a constraint of
+        the forward pass that has some.
     """
 
     flops: int = 0
@@ -415,6 +417,7 @@ class Inheritance:
     products: dict[tuple[str, int], tuple[set, set]] = field(default_factory=dict)
     held: dict[Held, None] = field(default_factory=dict)
     picked: dict[Loss, Pick] = field(default_factory=dict)
+    leading: dict[Site, tuple[str, ...]] = field(default_factory=dict)
 
     def products_without(self, loss: Loss) -> tuple[Site, ...]:
         """The products that a `Loss` leaves without its axis: those after its constraint, and the
@@ -1247,6 +1250,8 @@ class _Follower:
         for loss in value.spread if is_written else ():
             if loss.axis in new[loss.dimension]:
                 self.shown.regained.setdefault(loss, self._place(equation))
+        if is_written and value.argument is None and rank > 1 and 0 not in free and new[0]:
+            self.shown.leading[self._place(equation)] = new[0]
         is_computed = value.argument is None and value.scaled is None and not free and is_written
         return _Value(
             new,
@@ -1338,9 +1343,11 @@ class _Follower:
         """Notes what a loop carries on without an axis with which it began."""
         for first, after in zip(start, results, strict=True):
             self.shown.carried |= {
-                loss
+                replace(loss, dimension=d, order=axes)
                 for loss in after.spread - first.lost
-                if loss.axis in first.axes[loss.dimension] and loss.axis not in after.named
+                if loss.axis not in after.named
+                for d, axes in enumerate(first.axes)
+                if loss.axis in axes
             }
 
     def _while(self, params, values, times, within, manual):

@@ -57,6 +57,7 @@ __all__ = [
     "gathered_dimensions",
     "is_at",
     "kept_for_backward",
+    "listed",
     "of_added",
     "of_apart",
     "of_arrays",
@@ -387,14 +388,14 @@ def _named(names, root):
     several = f"{len(names)} arrays"
     if len(patterns) <= 3:
         return (
-            f"{_listed(patterns)} ({several})" if len(names) > len(patterns) else _listed(patterns)
+            f"{listed(patterns)} ({several})" if len(names) > len(patterns) else listed(patterns)
         )
     keys = [re.findall(r"\w+|\[[^]]*\]|\.\w+", name) for name in patterns]
     shared = "".join(
         same[0]
         for same in itertools.takewhile(lambda one: len(set(one)) == 1, zip(*keys, strict=False))
     )
-    return f"{several} of {shared or root}, such as {_listed(patterns[:2])}"
+    return f"{several} of {shared or root}, such as {listed(patterns[:2])}"
 
 
 def _in_shards(group, axis):
@@ -530,7 +531,7 @@ def of_replacement(
             roots = _roots([array for _, array in pairs])
             what = (
                 f"{len(pairs)} results, first {result.name}, have the types of "
-                f"{_listed(sorted(set(roots.values())))}"
+                f"{listed(sorted(set(roots.values())))}"
             )
         yield Finding(
             "other sharding",
@@ -544,7 +545,8 @@ def of_replacement(
         )
 
 
-def _listed(names):
+def listed(names: Sequence[str]) -> str:
+    """Some names as words: at most three, and how many more there are."""
     return " and ".join(names if len(names) <= 3 else [*names[:3], f"{len(names) - 3} more"])
 
 
@@ -1031,7 +1033,7 @@ def of_repeated_products(
         axes = " and ".join(sorted(set.intersection(*lacking)))
         used = {number for place in again for number in products.get(place, ((), ()))[1]}
         lists = stacked(names.values())
-        own = _listed(sorted({pattern(names[one], lists) for one in used if one in names}))
+        own = listed(sorted({pattern(names[one], lists) for one in used if one in names}))
         yield Finding(
             "repeated work",
             f"{_REPEATED} {lines} are computed by several devices: together they do "
@@ -1139,7 +1141,7 @@ def _gathered_in_loops(moves, origins):
             continue
         size = sum(int(type_bytes(array_types(start.result)[-1])) for _, start, _ in gathers)
         names = [origin.argument or array_types(start.result)[-1] for _, start, origin in gathers]
-        what = _listed(sorted({*names}))
+        what = listed(sorted({*names}))
         often = f"{times:,} times, once in each iteration" if times else "in each iteration"
         sent = f"{bytes_text(times * once)} are sent" if times else f"{bytes_text(once)} are sent"
         own = {origin.operation for *_, origin in gathers}
@@ -1594,7 +1596,7 @@ def of_avoidable(moves: Sequence[Any]) -> Iterator[Finding]:
         if words == MEMBERS_CALLED or sent >= max(_AVOIDABLE * total, 1024):
             is_returned = words == _CALLBACK and {*kinds} == {"all-reduce"}
             remedy = _RETURNED if is_returned else _REMEDIES[words]
-            several = _listed([f"{kind}s" for kind in sorted(set(kinds))])
+            several = listed([f"{kind}s" for kind in sorted(set(kinds))])
             yield Finding(
                 "avoidable communication",
                 f"{where(file, line)}: {cause}: {several} send {bytes_text(sent)}, "

@@ -61,7 +61,8 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         firsts = _axes_of_batch(compiled)
         batch = firsts if origins.is_differentiated else set()
         lost = specs.lost_axes(compiled.inheritance, moves, again, firsts)
-        found += specs.of_lost_axes(compiled.inheritance, lost, again, mesh)
+        of_data = [*specs.of_batch_axes(compiled.inheritance, compiled.names, data)]
+        found += of_data or specs.of_lost_axes(compiled.inheritance, lost, again, mesh)
         regained = [*specs.of_regained(compiled.inheritance, moves, lost)]
         found += regained
         found += specs.of_held(
@@ -73,7 +74,9 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
             *specs.of_columns(compiled.inheritance, moves, compiled.names, data, batch)
         ]
         found += specs.of_small_weights(compiled.inheritance, moves, compiled.names, data, batch)
-        found += at_fault or specs.of_replaced(compiled.inheritance, moves)
+        found += at_fault
+        if not at_fault and not of_data:
+            found += specs.of_replaced(compiled.inheritance, moves)
         # what a constraint makes whole is computed whole in its own line
         asked = {(loss.place.file, loss.place.line) for loss in compiled.inheritance.picked}
         found += specs.of_contested(

@@ -14,12 +14,20 @@ from shardlab.programs.hlo import type_bytes
 from shardlab.programs.inherited import Inheritance, Loss, corrected, text_of
 from shardlab.programs.origins import where
 from shardlab.report.causes import ASKED_FOR
-from shardlab.report.findings import LOCAL_SEARCH, Finding, bytes_of, elements_of_each, is_at
+from shardlab.report.findings import (
+    LOCAL_SEARCH,
+    Finding,
+    bytes_of,
+    elements_of_each,
+    is_at,
+    listed,
+)
 from shardlab.report.remedies import MovedAxis, OtherConstraints, OtherSpecs, entries_of
 
 __all__ = [
     "corrections",
     "lost_axes",
+    "of_batch_axes",
     "of_casts",
     "of_columns",
     "of_contested",
@@ -119,6 +127,8 @@ def of_lost_axes(
         seen.add(key)
         searches = inheritance.reduced | inheritance.searched
         known = (*inheritance.repeated, *inheritance.by_weights, *searches, *inheritance.produced)
+        # what a loop began with says along which dimension its arrays are in shards
+        known = *known, *inheritance.carried
         better = corrections(known, place.file, place.line, axes)
         products = sum((inheritance.repeated.get(loss, Counter()) for loss in losses), Counter())
         produced = (inheritance.produced[loss] for loss in losses if loss in inheritance.produced)
@@ -158,6 +168,44 @@ def _at(place):
     """A constraint's line, and that of the call which asked for it."""
     called = f", called in {where(*place.callers[0])}" if place.callers else ""
     return f"{where(place.file, place.line)}{called}"
+
+
+def of_batch_axes(
+    inheritance: Inheritance, names: Mapping[int, str], data: Collection[str]
+) -> Iterator[Finding]:
+    """Data in shards along another axis than that for which all constraints of the batch ask.
+
+    One constraint that differs from its operand is at fault itself; where there are several, and
+    none names an axis of the data, the data are.
+
+    Args:
+      inheritance: what following the program has shown.
+      names: those of the program's arguments, by their numbers.
+      data: the names of arguments that no result replaces.
+    """
+    asked = {*inheritance.leading.values()}
+    if len(asked) != 1 or len(inheritance.leading) < 2:
+        return
+    (axes,) = asked
+    wrong = {
+        number: specs
+        for number, specs in inheritance.arguments.items()
+        if names.get(number) in data and specs and specs[0]
+    }
+    theirs = {specs[0] for specs in wrong.values()}
+    if len(theirs) != 1 or {*axes} & {axis for specs in wrong.values() for axis in sum(specs, ())}:
+        return
+    said, (own,) = " and ".join(axes), theirs
+    better = tuple((n, text_of((axes, *specs[1:]))) for n, specs in wrong.items())
+    yield Finding(
+        "order of axes",
+        f"{listed([names[n] for n in wrong])} {'are' if len(wrong) > 1 else 'is'} in shards along "
+        f"{' and '.join(own)}, but "
+        f"the {len(inheritance.leading)} constraints that divide the first dimension of what is "
+        f"computed from data ask for {said}, so it moves to other devices: shard the data "
+        f"{better[0][1]}",
+        OtherSpecs(better),
+    )
 
 
 def of_regained(

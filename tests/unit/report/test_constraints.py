@@ -61,3 +61,33 @@ def test_a_constraint_that_names_another_axis_is_told_with_that_of_its_operand(
     assert len(told) == (f is layers_on_the_other_axis), report
     for one in told:
         assert line(f, "# here") in one.says and 'write P("data")' in one.says, report
+
+
+def two_halves(ws, batch):
+    def layer(x, w):
+        x = put(x + jnp.tanh(x @ w["up"]) @ w["down"], "data")
+        return put(x + jnp.sin(x @ w["up"]) @ w["down"], "data"), None
+
+    x = put(jnp.sin(batch["x"]), "data")
+    return jnp.mean((lax.scan(layer, x, ws)[0] - batch["y"]) ** 2)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
+@pytest.mark.parametrize("axis", ["data", "model"])
+def test_data_on_another_axis_than_all_constraints_ask_for_are_told_themselves(axis, backend):
+    ws = {
+        "up": struct(MESH, (4, 256, 1024), None, "data", "model"),
+        "down": struct(MESH, (4, 1024, 256), None, "model", "data"),
+    }
+    batch = {name: struct(MESH, (16, 128, 256), axis) for name in "xy"}
+    report = explain(jax.jit(jax.grad(two_halves)), ws, batch, mesh=pod_of(backend))
+    if axis == "data":
+        assert report.findings == (), report
+        return
+    first = report.findings[0]
+    assert first.title == "order of axes", report
+    assert "batch['x'] and batch['y'] are in shards along model" in first.says
+    assert 'shard the data P("data")' in first.says
+    specs = {spec for _, spec in first.remedy.specs}
+    assert len(first.remedy.specs) == 2 and specs == {'P("data")'}
+    assert len([one for one in report.findings if "constraint" in one.title]) == 0, report

@@ -114,6 +114,23 @@ def carried_whole(is_wrong):
     return jax.grad(f), (w, struct(MESH, (512, 16, 256), "data"))
 
 
+def carried_between(is_wrong):
+    """Blocks in two halves, after each of which the batch's axis is lost, so that what the weights
+    have along it is all that the second constraint sees.
+    """
+    end = () if is_wrong else ("data",)
+
+    def block(x, w):
+        x = on(x + jnp.tanh(x @ w["up"]) @ w["down"], *end)
+        return on(x + jnp.tanh(x @ w["up"]) @ w["down"], *end), None
+
+    def f(w, x):
+        return (on(lax.scan(jax.checkpoint(block), on(x, "data"), w)[0], "data") ** 2).mean()
+
+    w, x = carried_whole(True)[1]
+    return jax.grad(f), (w, x)
+
+
 def sliced(is_wrong):
     def f(x, i):
         chosen = x[i] if is_wrong else jnp.where(jnp.arange(512)[:, None] == i, x, 0).sum(0)
@@ -132,6 +149,7 @@ def rolled(is_wrong):
 
 PAIRS = {
     carried_whole: ("constraint without an axis", "the next iteration of the loop gets the whole"),
+    carried_between: ("constraint without an axis", 'write P("data")'),
     sliced: ("avoidable communication", "a slice along a dimension that is sharded"),
     rolled: ("avoidable communication", "jnp.roll by a computed number"),
     crossed: ("order of axes", 'asked for in P("model", "data")'),
