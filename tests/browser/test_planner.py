@@ -713,12 +713,14 @@ def test_speed_and_latency_are_drawn_against_the_batch(visit):
     assert len(said) == 7
 
 
-def test_paper_has_the_lines_that_nobody_has_scrolled_to(visit):
+def test_paper_has_the_names_of_meshes_and_lines_that_nobody_has_scrolled_to(visit):
     page = visit("#planner?chips=16&batch=1048576")
     page.locator(".planner-plots").wait_for(state="attached")
     assert page.locator(".planner-plots figure").count() == 0
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     assert page.locator(".planner-plots figure").count() == 2
+    page.emulate_media(media="print")
+    assert page.locator(".planner-table td [data-choose]:visible").count() == 10
 
 
 def test_everything_is_reached_by_keyboard(visit):

@@ -951,6 +951,154 @@ def first(results):
     return lambda words: results(words)[0]
 
 
+# By a third one, of other subjects: 40 were found first and 45 among three before its misses got
+# aliases.
+LATER = {
+    "jax falls back to cpu no gpu": [
+        "your_centre#an-nvidia-gpu-may-be-present",
+        "your_centre#installing-jax-for-cuda-and",
+        "your_centre#symptoms-before-jax-has-a-gp",
+    ],
+    "loaded runtime cudnn library mismatch": ["your_centre#outdated-cudnn-installation"],
+    "received incompatible devices for jitted computation": [
+        "diagnose#a-mask-on-one-device",
+        "arrays#committed-and-uncommitted-ar",
+        "start#when-it-does-not-work",
+    ],
+    "dimension 0 should be divisible by 8": [
+        "diagnose#a-batch-that-does-not-divide",
+        "arrays#divisibility-when-a-mesh-axi",
+        "start#when-it-does-not-work",
+    ],
+    "some donated buffers were not usable": [
+        "diagnose#donation-memory-that-is-not",
+        "memory#donation-the-bytes-it-saves",
+    ],
+    "fetching value spans non-addressable devices": [
+        "global_arrays#addressable-shards-what-one",
+        "global_arrays#process-allgather-what-gathe",
+        "from_old_jax#multi-host-how-arrays-are-cr",
+    ],
+    "gradient checkpointing activations": [
+        "memory#rematerialisation-with-jax-c",
+        "recipes#rematerialise",
+        "memory#nnx-remat-around-a-layer-or",
+    ],
+    "cpu offload optimizer states deepspeed": [
+        "memory#moments-on-the-host-between",
+        "memory#host-offload-memory-kinds",
+    ],
+    "fsdp clip_grad_norm_": [
+        "optimizers#optax-clip-by-global-norm-un",
+        "optimizers#clipping-by-the-global-norm",
+        "recipes#clip-gradients",
+    ],
+    "print inside jit shows tracer": ["from_torch#the-traced-world-what-a-jitt"],
+    "if rank == 0 log only once": [
+        "processes#side-effects-prints-files-an",
+        "from_torch#the-rest-of-a-trainer-sample",
+    ],
+    "hybrid_shard fsdp replicate across nodes": ["zero#hsdp-replicas-of-shards-on-t"],
+    "load hf weights without filling host ram": [
+        "loading#loading-each-shard-straight",
+        "recipes#load-safetensors-shard-by-sh",
+        "loading#safetensors-names-shapes-and",
+    ],
+    "tie word embeddings lm_head": [
+        "loading#tied-embeddings-one-array-tw",
+        "flax_nnx_modes#random-streams-shared-parame",
+    ],
+    "flash attention multi gpu": [
+        "kernels#flash-attention-sharded-head",
+        "kernels#the-same-kernel-in-a-ring",
+    ],
+    "pallas_call gathers sharded input": [
+        "kernels#pallas-under-jit-who-gathers",
+        "kernels#shard-map-a-kernel-that-sees",
+    ],
+    "ulysses all2all attention heads": ["context#ulysses-an-all-to-all-trades"],
+    "packing documents segment ids": ["context#packed-sequences-documents-s"],
+    "gpipe vs 1f1b memory": [
+        "pipeline#memory-what-grows-with-the-n",
+        "pipeline#f1b-one-forward-one-backward",
+    ],
+    "megablocks grouped gemm dropless": [
+        "experts#dropless-experts-sorted-toke",
+        "experts#one-device-lax-ragged-dot",
+    ],
+    "router collapse aux loss": ["experts#load-balancing-loss-how-even"],
+    "num_kv_heads smaller than tp size": ["tensor#grouped-query-attention-fewe"],
+    "xla flags latency hiding scheduler": ["overlap#scheduler-flags-what-the-com"],
+    "multislice tpu dcn mesh": [
+        "two_networks#hybrid-meshes-create-hybrid",
+        "two_networks#which-axis-crosses-five-layo",
+        "two_networks#",
+    ],
+    "muon newton-schulz fsdp": [
+        "optimizers#muon-an-update-that-communic",
+        "optimizers#which-parameters-muon-trains",
+    ],
+    "different dropout mask on each gpu": [
+        "recipes#dropout-the-same-mask-on-any",
+        "flax_nnx#dropout-on-a-mesh-which-mask",
+        "manual#random-numbers-in-shard-map",
+    ],
+    "drop_remainder last batch grain": [
+        "resume#uneven-ends-repeat-drop-or-f",
+        "recipes#uneven-data-at-the-end-of-an",
+        "global_arrays#fillers-a-masked-mean",
+    ],
+    "orbax restore params only for inference": [
+        "resume#only-the-parameters",
+        "resume#partial-restores-parameters",
+    ],
+    "orbax async save wait_until_finished": ["checkpoints#asynchronous-checkpointing-t"],
+    "elastic training survive node failure": [
+        "survive#",
+        "survive#the-loop-return-reshard-go-o",
+        "survive#recoverability-what-three-pr",
+    ],
+    "nccl using tcp sockets instead of slingshot": [
+        "your_centre#slingshot-networks-perlmutte",
+        "your_centre#nccl-warn-error-network-aws",
+    ],
+    "singularity image slurm gpus": [
+        "your_centre#containers-apptainer-pyxis-s",
+        "your_centre#a-container-instead-of-an-en",
+    ],
+    "install jax rocm mi250x": ["your_centre#amd-gpus", "your_centre#installing-jax-for-cuda-and"],
+    "flops from cost_analysis too low scan": ["pods#flops-what-cost-analysis-cou"],
+    "first request slow llm server warm-up": [
+        "serving#compile-at-start-buckets-low",
+        "recipes#compile-before-the-first-req",
+        "serving#a-warm-start-what-the-second",
+    ],
+    "inflight batching scheduler": ["serving_system#continuous-batching-requests"],
+    "rollout logprobs mismatch trainer rl": ["two_meshes#log-probabilities-that-disag"],
+    "dirichlet neumann bc domain decomposition": ["stencils#boundary-conditions-periodic"],
+    "numpyro nuts chains multiple gpus": [
+        "ensembles#chains-a-sampler-under-vmap",
+        "ensembles#in-practice",
+        "recipes#many-chains-seeds-or-small-m",
+    ],
+    "test that fails if allgather added": [
+        "shardlab#assert-collectives-a-test-th",
+        "recipes#count-what-a-step-sends-and",
+        "diagnose#in-practice",
+    ],
+    "nvlink sharp in-network reduction": ["collectives#in-practice"],
+    "keras layoutmap modelparallel": ["flax#restoring-in-a-new-process-w", "flax#in-practice"],
+    "qlora 4bit how much memory": ["planner#in-practice", "planner#"],
+    "speculative decoding draft model": ["serving#in-practice"],
+    "podracer anakin sebulba": ["two_meshes#in-practice"],
+    "kuberay ray actors launch jax": ["clusters#in-practice"],
+    "save checkpoint to gcs bucket": ["checkpoints#in-practice"],
+    "convert pytorch_model.bin to safetensors": ["loading#in-practice"],
+    "conv2d stride 2 padding differs from torch": ["from_torch#optimisers-and-layers-defaul"],
+    "pythonhashseed set order differs between hosts": ["processes#in-practice"],
+}
+
+
 @pytest.mark.parametrize("words", FIRST)
 def test_the_first_result_is_the_section_that_teaches_it(first, words):
     found = first(words)
@@ -975,6 +1123,7 @@ def test_what_people_ask_is_nearly_always_answered_by_the_first(first):
         ("SLOPPY", 0.8, 0.9),
         ("SLOPPY_APART", 0.65, 0.8),
         ("TYPED", 0.75, 0.9),
+        ("LATER", 0.8, 0.9),
     ],
 )
 def test_questions_in_own_words_are_mostly_answered(results, queries, first, three):
