@@ -32,7 +32,7 @@ from shardlab.programs.hlo import (
 )
 from shardlab.programs.uses import Uses, is_in_loop
 
-__all__ = ["CALLBACKS", "Origin", "Origins", "own_places", "where"]
+__all__ = ["CALLBACKS", "Origin", "Origins", "is_in_backward", "own_places", "where"]
 
 # XLA puts these between an argument and its gather. Without them one that is cast to bfloat16 on
 # the way would count as computed, and have no name.
@@ -638,9 +638,26 @@ class Origins:
         return None
 
     def _made_by(self, makers):
-        """Where operations of these names and places are: pairs of computation and name."""
-        keys = dict.fromkeys((_operation(stack), place) for stack, place in makers)
-        return [found for key in keys for found in self._operations.get(key, ())]
+        """Where operations of these names and places are, if there are some in the same pass only
+        these: pairs of computation and name.
+        """
+        keys = dict.fromkeys(
+            (_operation(stack), place, is_in_backward(stack)) for stack, place in makers
+        )
+        return [
+            found
+            for operation, place, passed in keys
+            for found in self._in_pass(self._operations.get((operation, place), ()), passed)
+        ]
+
+    def _in_pass(self, places, passed):
+        """Those of a pass, as the gradient of a product is a product of the same line; or all."""
+        alike = [
+            (here, name)
+            for here, name in places
+            if is_in_backward(self._metadata(here.lines[name])[0]) == passed
+        ]
+        return alike or [*places]
 
     def _of_this_call(self, instruction, stack, place):
         """Where the operation of an instruction is before partitioning: of a helper, which has one
@@ -650,7 +667,8 @@ class Origins:
         by_call = self._before._by_call(*key)
         calls = self._callers_of(instruction, stack, place)
         own = [found for call in calls for found in by_call.get(call, ())]
-        return own or [*self._before._operations.get(key, ())]
+        every = own or self._before._operations.get(key, ())
+        return self._before._in_pass(every, is_in_backward(stack))
 
     def _by_call(self, operation, place):
         """Where instructions of an operation and a place are, by the calls that lead to them."""
@@ -1074,6 +1092,16 @@ def _axes_named(attributes):
     partitioned.
     """
     return set(re.findall(r'\\"([^"\\]+)\\"', attributes.partition("sdy.sharding")[2]))
+
+
+def is_in_backward(stack: str) -> bool:
+    """Whether an operation belongs to a backward pass, and does not compute again what the forward
+    pass has not kept.
+
+    Args:
+      stack: its name, with those of the calls around it.
+    """
+    return "transpose(" in stack and "rematted_computation" not in stack
 
 
 def _whole(operation):

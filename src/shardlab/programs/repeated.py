@@ -11,13 +11,13 @@ from jax.sharding import PartitionSpec
 
 from shardlab.costs.communication.kinds import OPERATIONS
 from shardlab.programs.kernels import called_jaxprs, inner_jaxprs
+from shardlab.programs.origins import is_in_backward
 from shardlab.programs.varying import (
     Mismatch,
     by_dimension,
     communicated_along,
     differing_results,
     function_of,
-    is_in_backward,
     opened,
     parts_of_scan,
     place_of,

@@ -14,7 +14,7 @@ import jax
 from shardlab.arrays.layout import axes_named
 from shardlab.costs.communication.kinds import KINDS, OPERATIONS
 from shardlab.programs.kernels import inner_jaxprs
-from shardlab.programs.origins import own_places
+from shardlab.programs.origins import is_in_backward, own_places
 
 __all__ = [
     "Mismatch",
@@ -25,7 +25,6 @@ __all__ = [
     "differing_results",
     "function_of",
     "is_backward",
-    "is_in_backward",
     "mismatches",
     "opened",
     "own_frames",
@@ -449,16 +448,6 @@ def _either(one, other):
 def is_backward(equation: Any) -> bool:
     """Whether an equation of a jaxpr belongs to a backward pass."""
     return "transpose(" in str(equation.source_info.name_stack)
-
-
-def is_in_backward(stack: str) -> bool:
-    """Whether an operation belongs to a backward pass, and does not compute again what the forward
-    pass has not kept.
-
-    Args:
-      stack: its name, with those of the calls around it.
-    """
-    return "transpose(" in stack and "rematted_computation" not in stack
 
 
 def opened(jaxpr: Any) -> Any:

@@ -9,7 +9,7 @@ from shardlab._arguments import source_line
 from shardlab.costs.communication.kinds import KINDS, OPERATIONS
 from shardlab.programs.collectives import Collective
 from shardlab.programs.hlo import dimensions
-from shardlab.programs.origins import CALLBACKS, Origin
+from shardlab.programs.origins import CALLBACKS, Origin, is_in_backward
 
 __all__ = [
     "ASKED_FOR", "AT_INDICES", "FROM_ONE_TO_OTHER", "GOES_ALONG", "HALO", "MEMBERS_CALLED",
@@ -109,15 +109,7 @@ def cause(
             return "a while_loop under vmap: devices agree whether one of them has to go on"
         return _of_a_sum(origin)
     if move.kind == "all-to-all":
-        if origin.operation == "concatenate":
-            return (
-                "a concatenation along a sharded dimension: its rows belong to other devices than "
-                "before"
-            )
-        for operation in (origin.operation, origin.use):
-            if operation in ("approx_top_k", "sort", "top_k"):
-                return f"{operation} {GOES_ALONG}"
-        return FROM_ONE_TO_OTHER
+        return _of_an_exchange(origin)
     if move.kind == "collective-permute":
         for operation in (origin.operation, origin.use):
             if operation in _SHIFTS and is_halo:
@@ -230,6 +222,20 @@ def _of_a_sum(origin):
             "they add"
         )
     return "a sum, mean or maximum over a sharded dimension"
+
+
+def _of_an_exchange(origin):
+    if origin.operation == "concatenate":
+        what = (
+            "the gradient of a split along a dimension that is sharded"
+            if is_in_backward(origin.stack)
+            else "a concatenation along a sharded dimension"
+        )
+        return f"{what}: its rows belong to other devices than before"
+    for operation in (origin.operation, origin.use):
+        if operation in ("approx_top_k", "sort", "top_k"):
+            return f"{operation} {GOES_ALONG}"
+    return FROM_ONE_TO_OTHER
 
 
 def _is_of_last(move):

@@ -387,9 +387,7 @@ def _named(names, root):
     patterns = sorted({pattern(name, stacked(names)) for name in names})
     several = f"{len(names)} arrays"
     if len(patterns) <= 3:
-        return (
-            f"{listed(patterns)} ({several})" if len(names) > len(patterns) else listed(patterns)
-        )
+        return f"{listed(patterns)} ({several})" if len(names) > len(patterns) else listed(patterns)
     keys = [re.findall(r"\w+|\[[^]]*\]|\.\w+", name) for name in patterns]
     shared = "".join(
         same[0]

@@ -131,6 +131,26 @@ def carried_between(is_wrong):
     return jax.grad(f), (w, x)
 
 
+def fused(is_wrong):
+    """Blocks with one weight for gate and up, between two constraints on the residuals."""
+
+    def block(x, w):
+        x = on(x + jnp.tanh(x @ w["up"]) @ w["down"], "data")
+        if is_wrong:
+            gate, up = jnp.split(x @ w["gate_up"], 2, -1)
+        else:
+            gate, up = x @ w["gate"], x @ w["up"]
+        return on(x + jax.nn.silu(gate) * up @ w["down"], "data"), None
+
+    def f(w, x):
+        return (lax.scan(jax.checkpoint(block), on(x, "data"), w)[0] ** 2).mean()
+
+    w, x = carried_whole(True)[1]
+    wide = struct(MESH, (3, 256, 2048), None, "data", "model")
+    w |= {"gate_up": wide} if is_wrong else {"gate": w["up"]}
+    return jax.grad(f), (w, x)
+
+
 def sliced(is_wrong):
     def f(x, i):
         chosen = x[i] if is_wrong else jnp.where(jnp.arange(512)[:, None] == i, x, 0).sum(0)
@@ -150,6 +170,7 @@ def rolled(is_wrong):
 PAIRS = {
     carried_whole: ("constraint without an axis", "the next iteration of the loop gets the whole"),
     carried_between: ("constraint without an axis", 'write P("data")'),
+    fused: ("avoidable communication", "a split along a dimension that is sharded"),
     sliced: ("avoidable communication", "a slice along a dimension that is sharded"),
     rolled: ("avoidable communication", "jnp.roll by a computed number"),
     crossed: ("order of axes", 'asked for in P("model", "data")'),
