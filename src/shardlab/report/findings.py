@@ -815,8 +815,10 @@ def of_partitioner(
         places = {line: _place_said(line, moves, origins) for line in seen}
         first = max(seen, key=lambda line: bool(places[line]))  # rather one with a place
         parts = _SAID.search(first)
+        name = metadata(first).get("op_name", "(")
         what = (
-            f"{parts[3]}, from {_shards_said(parts[1])} to {_shards_said(parts[2])}"
+            f"{f'{name}, ' * ('(' not in name)}{parts[3]}, from {_shards_said(parts[1])} to "
+            f"{_shards_said(parts[2])}"
             if parts
             else first.rpartition("] ")[2][:200]
         )
@@ -824,7 +826,8 @@ def of_partitioner(
             "full rematerialisation",
             (
                 f"{places[first]}XLA's partitioner replicates {counted(len(seen), 'array')} to "
-                f"change the layout, for example {what}; {_between(parts) or advice}"
+                f"change the layout, for example {what}; "
+                f"{_too_few(parts) or _between(parts) or advice}"
             ),
         )
         return
@@ -874,6 +877,25 @@ def _shard_counts(sharding):
         return counts[:-1] if "last_tile_dim_replicate" in sharding else counts
     named = _axes_said(sharding)
     return named and [math.prod(map(named[0].get, axes)) for axes in named[1]]
+
+
+def _too_few(parts):
+    """What to do where the layout after divides a dimension into single elements, of which there
+    are fewer than devices, as of the heads of keys; "" elsewhere.
+    """
+    before, after = (_shard_counts(one) for one in parts.groups()[:2]) if parts else (None, None)
+    if not before or not after or len(before) != len(after):
+        return ""
+    devices, shards = math.prod(before), math.prod(after)
+    for d, (size, one, count) in enumerate(zip(_shape(parts[3]), before, after, strict=True)):
+        if 1 < count == size * one and devices % shards == 0 < shards < devices:
+            return (
+                f"dimension {d} has {count} elements for {devices} devices, and several devices "
+                f"get the same one: where the array is created, repeat each element, "
+                f"jnp.repeat(array, {devices // shards}, {d}), and shard this dimension, which "
+                f"stores {devices // shards} times as much; or shard no dimension of it"
+            )
+    return ""
 
 
 def _between(parts):

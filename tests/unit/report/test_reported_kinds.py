@@ -394,3 +394,28 @@ def test_what_an_exchange_makes_equal_again_is_not_called_different(case):
 def test_what_no_exchange_makes_equal_is_called_different(f):
     found = told(*unchecked(f, P("data"), SUMMANDS))
     assert found and found[0].startswith("replicated but different: "), found
+
+
+# --- Fewer heads of keys than devices -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_an_array_with_fewer_elements_than_devices_is_to_be_repeated(count):
+    """Attention of 16 query heads, in shards of heads, with keys in shards of the head's width."""
+
+    def attend(q, k, v):
+        q = q.reshape(256, count, 16 // count, 128)
+        scores = jax.nn.softmax(jnp.einsum("tkgd,skd->kgts", q, k) / 11.3)
+        return jnp.einsum("kgts,skd->tkgd", scores, v).reshape(256, 16, 128)
+
+    f = jax.jit(attend, out_shardings=NamedSharding(EIGHT, P(None, "data")))
+    spec = (None, None, "data") if count == 2 else (None, "data")
+    kv = struct(EIGHT, (1024, count, 128), *spec)
+    report = explain(f, struct(EIGHT, (256, 16, 128), None, "data"), kv, kv)
+    found = [one.says for one in report.findings if one.title == "full rematerialisation"]
+    if count == 8:
+        assert found == [] and report.bytes == 0, report
+        return
+    assert "for example k, f32[1024,2,16]" in found[0], report
+    assert "dimension 1 has 2 elements for 8 devices" in found[0], report
+    assert "jnp.repeat(array, 4, 1)" in found[0], report
