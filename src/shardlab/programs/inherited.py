@@ -378,6 +378,8 @@ class Inheritance:
       picked: the `Pick`s, by the `Loss` of the constraint.
       leading: the axes of the first dimension of computed arrays, by the `Site` of a constraint of
         the forward pass that has some.
+      transforms: the spec of the operand of a Fourier transform whose dimensions are whole in it,
+        while others are in shards, by (file, line).
     """
 
     flops: int = 0
@@ -418,6 +420,7 @@ class Inheritance:
     held: dict[Held, None] = field(default_factory=dict)
     picked: dict[Loss, Pick] = field(default_factory=dict)
     leading: dict[Site, tuple[str, ...]] = field(default_factory=dict)
+    transforms: dict[tuple[str, int], str] = field(default_factory=dict)
 
     def products_without(self, loss: Loss) -> tuple[Site, ...]:
         """The products that a `Loss` leaves without its axis: those after its constraint, and the
@@ -545,6 +548,7 @@ class _Follower:
         self.sizes = {}
         self.arguments = []
         self.places = {}
+        self.caller = Site()
 
     def follow(self, jaxpr, shardings):
         """The values of a program's results, for the shardings of its arguments."""
@@ -678,8 +682,12 @@ class _Follower:
             for results in branches:
                 self.ended(results)
             return [_joined(results, inside) for results in zip(*branches, strict=True)]
-        inner = called_jaxprs(equation)
-        return self.run(inner[0], values, times, within, manual) if inner else None
+        if not (inner := called_jaxprs(equation)):
+            return None
+        caller, self.caller = self.caller, self._place(equation)
+        results = self.run(inner[0], values, times, within, manual)
+        self.caller = caller
+        return results
 
     def _simple(self, equation, values, axes, is_known, times, within, manual):
         """The results of an equation that contains no jaxpr."""
@@ -703,6 +711,8 @@ class _Follower:
                     mesh = getattr(getattr(equation.invars[0].aval, "sharding", None), "mesh", None)
                     if loss.axis in getattr(mesh, "explicit_axes", ()) and "arg" not in name:
                         self.shown.refused.add(loss)
+        if name == "fft" and manual is None:
+            self._transformed(equation, values[0])
         if name in _PICKS and manual is None and values[0].unused:
             self._picked(equation, values[0])
         moved = values[0] if name in LAYOUT and values else _Value()
@@ -745,6 +755,13 @@ class _Follower:
                 )
             )
         return results
+
+    def _transformed(self, equation, value):
+        """Notes a Fourier transform of dimensions that are whole, where others are in shards."""
+        rest = len(value.axes) - len(equation.params["fft_lengths"])
+        if value.is_known and any(value.axes[:rest]) and not any(value.axes[rest:]):
+            place = self._place(equation)
+            self.shown.transforms[place.file, place.line] = text_of(value.axes)
 
     def _window(self, equation, value, starts):
         """Notes an update of a slice of a dimension that is in shards, and if it is within one."""
@@ -1375,7 +1392,9 @@ class _Follower:
             frames = own_frames(equation)
             place = Site(*frames[0], tuple(frames[1:])) if frames else Site()
             self.places[id(traceback)] = traceback, place
-        return self.places[id(traceback)][1]
+        # what a jitted function of a library contains has frames in the library alone
+        place = self.places[id(traceback)][1]
+        return place if place.line else self.caller
 
 
 class _Supposed(_Follower):

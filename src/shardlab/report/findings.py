@@ -994,19 +994,29 @@ def _place_said(line, moves, origins):
     )
 
 
-def of_repeated_operations(causes: Iterable[tuple[Origin, str]]) -> Iterator[Finding]:
-    """Operations that every device computes whole; `causes` are pairs of an `Origin` and what
-    `cause` says.
+def of_repeated_operations(
+    causes: Iterable[tuple[Origin, str]], transforms: Mapping[tuple[str, int], str]
+) -> Iterator[Finding]:
+    """Operations that every device computes whole.
+
+    Args:
+      causes: pairs of an `Origin` and what `cause` says.
+      transforms: as `shardlab.programs.inherited.Inheritance` has them.
     """
     seen = {}
     for origin, why in causes:
         if why.endswith(SAME):
-            seen.setdefault(where(origin.file, origin.line), why)
+            seen.setdefault((origin.file, origin.line), why)
     for place, why in list(seen.items())[:3]:
-        yield Finding(
-            "repeated work",
-            f"{place}: {why}; call it for a batch of arrays, or program it in a shard_map",
-        )
+        remedy = "call it for a batch of arrays, or program it in a shard_map"
+        if place in transforms:
+            why = (
+                f"the dimensions of this Fourier transform are whole, but XLA gives its result "
+                f"another layout than {transforms[place]}, that of its operand, as a later line "
+                f"asks for it: {SAME}"
+            )
+            remedy = f"constrain the result to {transforms[place]} before anything else"
+        yield Finding("repeated work", f"{where(*place)}: {why}; {remedy}")
 
 
 def repeated_products(

@@ -107,6 +107,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
     again = {place: flops for place, flops in again.items() if place not in explained}
     if any(one.title == "gathered before an index" for one in found):
         again = {place: flops for place, flops in again.items() if place not in asked}
+    transforms = compiled.inheritance.transforms if compiled.inheritance is not None else {}
     by_cause = zip(sent, located.causes, strict=True)
     loops = [one for one, why in by_cause if not why.startswith(MEMBERS_CALLED)]
     told = {one.says.partition(": ")[0] for one in found if one.title == "reshape of shards"}
@@ -118,7 +119,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
     found = (
         *found,
         *findings.of_sums(sent),
-        *findings.of_repeated_operations(causes),
+        *findings.of_repeated_operations(causes, transforms),
         *findings.of_loops(loops, origins),
         *findings.of_apart(sent, origins),
         *findings.of_stacks(sent, origins),

@@ -419,3 +419,30 @@ def test_an_array_with_fewer_elements_than_devices_is_to_be_repeated(count):
     assert "for example k, f32[1024,2,16]" in found[0], report
     assert "dimension 1 has 2 elements for 8 devices" in found[0], report
     assert "jnp.repeat(array, 4, 1)" in found[0], report
+
+
+# --- Fourier transforms of whole dimensions -------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("is_wrong", [True, False])
+def test_a_transform_of_whole_rows_is_given_the_layout_of_its_operand(is_wrong, backend):
+    """Rows are transformed, and then sums taken down the columns, for which these are in shards."""
+
+    def put(x, *spec):
+        return lax.with_sharding_constraint(x, NamedSharding(EIGHT, P(*spec)))
+
+    def f(u):
+        modes = jnp.fft.rfft(u, axis=1)
+        modes = modes if is_wrong else put(modes, "data")
+        modes = jnp.cumsum(put(modes, None, "data"), 0) / (1 + jnp.arange(129.0) ** 2)
+        return 2 * jnp.fft.irfft(modes, n=256, axis=1)
+
+    out = NamedSharding(EIGHT, P("data"))
+    found = told(jax.jit(f, out_shardings=out), (struct(EIGHT, (256, 256), "data"),), backend)
+    found = [one for one in found if one.startswith(("repeated work", "full rematerialisation"))]
+    if not is_wrong or backend != "cpu":  # the TPU's compiler exchanges rows for columns itself
+        assert found == []
+        return
+    assert found[0].startswith("repeated work") and len(found) == 1, found
+    assert 'layout than P("data")' in found[0] and 'constrain the result to P("data")' in found[0]
