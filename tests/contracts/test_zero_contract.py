@@ -19,7 +19,7 @@ from contract import (
 )  # fmt: skip
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from shardlab.networks.transformer import Config, adam_state, init, sums, train_step
+from shardlab.networks.transformer import Config, adam_state, init, mlp, sums, train_step
 
 pytestmark = reads("zero")
 
@@ -132,14 +132,14 @@ alone = jax.jit(train_step)
 
 
 @cache
-def stepping(chapter, name, sizes, names, size, tables, *first):
+def stepping(chapter, name, sizes, names, size, tables, *first, **hooks):
     """A step, jitted; where `tables`, the embedding is sharded as well."""
     mesh, shapes = mesh_of(*sizes, names=names), state_of(size)["parameters"]
     specs = copied(chapter, "shard_matrices")(shapes, mesh, names[-1])
     if tables:
         specs |= {"embed": P(None, names[-1]), "unembed": P(names[-1])}
     axes = {"shard": "s", "replica": "r"} if name == "hsdp_step" else {"axis": "x"}
-    return jax.jit(copied(chapter, name)(*first, specs, mesh, **axes))
+    return jax.jit(copied(chapter, name)(*first, specs, mesh, **axes, **hooks))
 
 
 def step_is_right(name, sizes, size, rows, fault, tables, *first, tolerance=2e-4):
@@ -208,14 +208,20 @@ def test_hsdp_step(sizes, size, rows, fault, tables):
 )  # fmt: skip
 def test_mixed_step(cast, devices, size, rows, fault, tables):
     """`mixed_step` takes `cast_last` and the same arguments as `fsdp_step`, with a state in
-    float32. With `cast_first` instead, it sums the gradients of sharded arrays in bfloat16.
+    float32. With `cast_first` instead, it sums the gradients of sharded arrays in bfloat16. Further
+    hooks, such as `mlp`, go on to the model.
     """
     cast, name = copied("zero", cast), cast
     step_is_right("mixed_step", (devices,), size, rows, fault, tables, cast, tolerance=4e-2)
     if fault == "none" and rows % devices == 0 and not SIZES[size].model % devices:
-        run = stepping("zero", "mixed_step", (devices,), "x", size, tables, cast)
+        blocks = []
+        run = stepping(
+            "zero", "mixed_step", (devices,), "x", size, tables, cast,
+            mlp=lambda x, layer: blocks.append(x) or mlp(x, layer),
+        )  # fmt: skip
         program = str(jax.make_jaxpr(run)(state_of(size), sums(rows, 11)))
         products = re.findall(r"(\w+)\[[\d,]*\](?:\{[^}]*\})? = dot_general", program)
         assert "bf16" in products, "the products are in float32"
         summed = re.findall(r"(\w+)\[[\d,]*\](?:\{[^}]*\})? = reduce_scatter", program)
         assert {*summed} == {"bf16" if name == "cast_first" else "f32"}
+        assert blocks, "the hook was not called"
