@@ -212,8 +212,8 @@ def _matrix(options):
     whole = len(chosen) == len(versions) and not chapters
     if whole:
         matrix.save(result, book.build_folder / "matrix" / "matrix.json")
-    if options.record and not (whole and result.good):
-        print("not recorded: some chapters or versions were left out, or failed", file=sys.stderr)
+    if options.record and (chapters or not result.good):
+        print("not recorded: some chapters were left out, or failed", file=sys.stderr)
     elif options.record:
         matrix.record(result, book.root / books.FOLDER / "recordings" / "matrix.txt")
     reused = sum(outcome.reused for outcome in result.outcomes)

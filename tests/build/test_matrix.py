@@ -154,6 +154,33 @@ def test_a_part_of_the_matrix_leaves_the_file_of_the_whole(tiny):
     )
 
 
+def test_a_record_keeps_the_columns_that_were_not_run(tiny):
+    file, jax = tiny.root / "book/recordings/matrix.txt", __import__("jax").__version__
+
+    def recorded():
+        lines = file.read_text("utf-8").splitlines()
+        return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
+
+    assert command(tiny, "--record")[0] == 0
+    head, _, days, versions, _, *rows = recorded()
+    assert head == ["", "here", "there"] and versions == ["JAX", jax, jax]
+    assert [row[0] for row in rows] == ["{doc}`one`", "{doc}`two`"]
+    before = "2024-05-06"
+    file.write_text(file.read_text("utf-8").replace(days[1], before), "utf-8")
+    file.write_text(re.sub("(?m)^.*two.*\n", "", file.read_text("utf-8")), "utf-8")
+
+    assert command(tiny, "--record", "--only", "there")[0] == 0
+    after = recorded()
+    assert after[0] == head and after[2] == ["recorded", before, days[2]]
+    assert after[5] == rows[0] and after[6][:2] == ["{doc}`two`", "–"] and after[6][2][-1] == "s"
+
+    chosen = file.read_text("utf-8")
+    status, _, err = command(tiny, "--record", "--chapters", "book/two.md")
+    assert status == 0 and "not recorded: some chapters were left out" in err
+    tiny.write("book/two.md", chapter("Two", "1 / 0"))
+    assert command(tiny, "--record")[0] == 1 and file.read_text("utf-8") == chosen
+
+
 def test_the_build_and_the_matrix_run_nothing_twice(tiny):
     tiny.write("book/one.md", chapter("One", "open('data/table.csv').read()"))
     (tiny.root / "book/data").mkdir()

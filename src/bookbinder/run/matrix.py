@@ -143,26 +143,38 @@ def save(matrix, file):
 
 def record(matrix, file):
     """Write a finished table as Markdown, for the book's page that shows the results at the last
-    release.
+    release. Columns of versions that were not run stay as they were recorded, with their day.
     """
-    rows = [["", *(column.name for column in matrix.columns)], ["---"] * (len(matrix.columns) + 1)]
-    for title, value in (("JAX", "jax"), ("Python", "version")):
-        rows.append(
-            [title, *("" if column.error else getattr(column, value) for column in matrix.columns)]
-        )
-    cells = {(outcome.chapter, outcome.column): _cell(outcome) for outcome in matrix.outcomes}
-    for chapter in dict.fromkeys(outcome.chapter for outcome in matrix.outcomes):
-        rows.append(
-            [f"{{doc}}`{chapter}`", *(cells[chapter, column.name] for column in matrix.columns)]
-        )
+    kept = _recorded(file)
+    names = [column.name for column in matrix.columns]
+    columns = list(dict.fromkeys([*kept.get("", ()), *names]))
+    chapters = [f"{{doc}}`{one}`" for one in dict.fromkeys(one.chapter for one in matrix.outcomes)]
+    today = str(datetime.now(UTC).date())
+    cells = {(f"{{doc}}`{one.chapter}`", one.column): _cell(one) for one in matrix.outcomes}
+    for column in matrix.columns:
+        about = {"recorded": today, "JAX": column.jax, "Python": column.version}
+        cells |= {(title, column.name): text for title, text in about.items()}
+    rows = [["", *columns], ["---"] * (len(columns) + 1)]
+    for title in ("recorded", "JAX", "Python", *chapters):
+        older = kept.get(title, {})
+        rows.append([title, *(cells.get((title, c), older.get(c, "–")) for c in columns)])
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     head = (
-        f"Recorded on {datetime.now(UTC).date()} by `make matrix ARGS=--record`; {machine}, "
-        "shared with other work."
+        f"Recorded by `make matrix ARGS=--record`; {machine}, shared with other work. A dash: no "
+        "result is recorded."
     )
     lines = [head, "", *(f"| {' | '.join(row)} |" for row in rows)]
     file.parent.mkdir(exist_ok=True)
     disk.write(file, "\n".join(lines) + "\n")
+
+
+def _recorded(file):
+    """What a file of `record` has: for each title of a row, and "" for the first, its texts by
+    column.
+    """
+    lines = file.read_text("utf-8").splitlines() if file.exists() else []
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
+    return {title: dict(zip(table[0][1:], texts, strict=False)) for title, *texts in table}
 
 
 def table(matrix):
