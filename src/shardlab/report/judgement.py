@@ -69,6 +69,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
             compiled.inheritance, compiled.names, compiled.data, mesh, compiled.stored
         )
         found += specs.of_picked(compiled.inheritance, moves)
+        found += specs.of_stored(compiled.inheritance, moves, compiled.names)
         found += specs.of_mapped(compiled.inheritance, mesh, compiled.names)
         at_fault = [*specs.of_order(compiled.inheritance, moves, compiled.names)] or [
             *specs.of_columns(compiled.inheritance, moves, compiled.names, data, batch)

@@ -40,6 +40,7 @@ __all__ = [
     "of_regained",
     "of_replaced",
     "of_small_weights",
+    "of_stored",
 ]
 
 _LEAST = 1 / 20  # of all FLOPs, or of all bytes sent: less is not worth a finding
@@ -480,6 +481,40 @@ def of_order(
             OtherConstraints(order.place.file, order.place.line, (("", order.other, order.spec),))
             if order.argument is None
             else OtherSpecs(((order.argument, order.better),), with_copies=True),
+        )
+
+
+def of_stored(
+    inheritance: Inheritance, moves: Sequence[Any], names: Mapping[int, str]
+) -> Iterator[Finding]:
+    """Arguments that a shard_map takes along another axis than that along which they are stored.
+
+    Args:
+      inheritance: what following the program has shown.
+      moves: the `shardlab.report.explain.Move`s.
+      names: those of the program's arguments, by their numbers.
+    """
+    groups = {}
+    for loss in inheritance.dropped:
+        stored = inheritance.arguments.get(loss.argument, ())
+        others = {axis for axes in loss.spec for axis in axes} - {
+            a for axes in stored for a in axes
+        }
+        if others and loss.argument in names:
+            key = loss.place, text_of(stored), text_of(loss.spec)
+            groups.setdefault(key, {})[loss.argument] = names[loss.argument]
+    for (place, stored, taken), arguments in groups.items():
+        arrays = {*arguments.values()}
+        sent = bytes_of(one for one in moves if one.array in arrays and one.phase != "update")
+        if sent < max(_LEAST * bytes_of(moves), 1024):
+            continue
+        yield Finding(
+            "stored in other shards",
+            f"{_at(place)}: the in_specs take {listed(sorted(arrays))} in {taken}, stored in "
+            f"{stored}, so each call sends {bytes_text(sent)} before the shard_map, and as much "
+            f"again for each array of its layout that comes back: store it in {taken}, and its "
+            "moments",
+            OtherSpecs(tuple((number, taken) for number in arguments), with_copies=True),
         )
 
 

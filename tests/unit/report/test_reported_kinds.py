@@ -151,6 +151,30 @@ def fused(is_wrong):
     return jax.grad(f), (w, x)
 
 
+def stored_elsewhere(is_wrong):
+    """Experts that a shard_map takes along `model`, trained with momentum."""
+
+    def own(w, x):
+        x = lax.all_gather(x, "model", axis=0, tiled=True)
+        y = jnp.einsum("etf,efd->etd", jnp.tanh(jnp.einsum("td,edf->etf", x, w["up"])), w["down"])
+        return lax.psum_scatter(y.sum(0), "model", scatter_dimension=0, tiled=True)
+
+    spec, both = {"up": P("model"), "down": P("model")}, P(("data", "model"))
+    experts = jax.shard_map(own, mesh=MESH, in_specs=(spec, both), out_specs=both)
+
+    def step(w, moments, x):
+        gradients = jax.grad(lambda w: (experts(w, x) ** 2).mean())(w)
+        moments = jax.tree.map(lambda m, g: 0.9 * m + g, moments, gradients)
+        return jax.tree.map(lambda p, m: p - 0.1 * m, w, moments), moments
+
+    stored = "data" if is_wrong else "model"
+    w = {"up": struct(MESH, (8, 256, 512), stored), "down": struct(MESH, (8, 512, 256), stored)}
+    f = jax.jit(
+        step, donate_argnums=(0, 1), out_shardings=jax.tree.map(lambda a: a.sharding, (w, w))
+    )
+    return f, (w, w, struct(MESH, (512, 256), ("data", "model")))
+
+
 def sliced(is_wrong):
     def f(x, i):
         chosen = x[i] if is_wrong else jnp.where(jnp.arange(512)[:, None] == i, x, 0).sum(0)
@@ -171,6 +195,7 @@ PAIRS = {
     carried_whole: ("constraint without an axis", "the next iteration of the loop gets the whole"),
     carried_between: ("constraint without an axis", 'write P("data")'),
     fused: ("avoidable communication", "a split along a dimension that is sharded"),
+    stored_elsewhere: ("stored in other shards", 'stored in P("data")'),
     sliced: ("avoidable communication", "a slice along a dimension that is sharded"),
     rolled: ("avoidable communication", "jnp.roll by a computed number"),
     crossed: ("order of axes", 'asked for in P("model", "data")'),
