@@ -14,7 +14,7 @@ from shardlab.arrays.layout import bytes_text
 from shardlab.exercises.differences import what_differs
 from shardlab.programs.inherited import LAYOUT
 from shardlab.programs.kernels import inner_jaxprs
-from shardlab.report.findings import Finding
+from shardlab.report.findings import Finding, unused_donations
 
 __all__ = [
     "of_later_call",
@@ -71,13 +71,8 @@ def of_unused_donations(arguments: Sequence[Any], results: Sequence[Any]) -> Ite
     Args:
       arguments, results: as `shardlab.report.explain.Array`s.
     """
-    layouts, unused = Counter((one.type, one.shard) for one in results), []
     donated = [array for array in arguments if array.donated]
-    for array in donated:
-        if layouts[array.type, array.shard]:
-            layouts[array.type, array.shard] -= 1
-        else:
-            unused.append(array)
+    unused = unused_donations(arguments, results)
     if unused and 2 * len(unused) >= len(donated):
         first = max(unused, key=lambda array: array.bytes)
         yield Finding(

@@ -82,6 +82,7 @@ __all__ = [
     "of_widening",
     "repeated_products",
     "unreplaced",
+    "unused_donations",
 ]  # fmt: skip
 
 _LEAST = 1 / 20  # of the memory of all arguments: smaller arrays are not worth a finding
@@ -703,11 +704,14 @@ def of_donation(
     """
     donated = sum(array.bytes for array in arguments if array.donated)
     if donated - shared > _LEAST * donated:
+        unused = unused_donations(arguments, results)
+        example = _unlike(max(unused, key=lambda one: one.bytes), results) if unused else ""
         yield Finding(
             "donation not used",
             (
                 f"{bytes_text(donated)} are donated, but results take only {bytes_text(shared)} "
                 "of it: a result takes the memory of an argument with the same type and sharding"
+                f"{example}"
             ),
         )
     could, total = Counter(), sum(array.bytes for array in arguments)
@@ -756,6 +760,40 @@ def of_donation(
                 )
             ),
         )
+
+
+def unused_donations(arguments: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """The donated arguments for which there is no result of their type and sharding.
+
+    Args:
+      arguments, results: as `shardlab.report.explain.Array`s.
+    """
+    left, unused = Counter((one.type, one.shard) for one in results), []
+    for array in (one for one in arguments if one.donated):
+        if left[array.type, array.shard]:
+            left[array.type, array.shard] -= 1
+        else:
+            unused.append(array)
+    return unused
+
+
+def _unlike(array, results):
+    """How a donated array differs from the result that would replace it, as words."""
+    alike = [one for one in results if _shape(one.type) == _shape(array.type) and _shape(one.type)]
+    if not alike:
+        return (
+            f". No result is like {array.name}, {array.type}, and the caller cannot use it again: "
+            "do not donate it"
+        )
+    keys = _keys(array.name)
+    nearest = max(alike, key=lambda one: (len({*keys} & {*_keys(one.name)}), -one.number))
+    if nearest.type != array.type:
+        dtype = array.type.partition("[")[0]
+        return f". {array.name} is {array.type}, but {nearest.name} {nearest.type}: return {dtype}"
+    return (
+        f". {array.name} is in {array.spec or 'no spec'}, but {nearest.name} in "
+        f"{nearest.spec or 'no spec'}: give both the same, with out_shardings"
+    )
 
 
 def _replaced(arguments, results, made):

@@ -349,3 +349,33 @@ def test_in_shardings_do_not_hide_that_it_compiles_again():
     assert len(said(explain(step, *calls[0], later=calls[1]), "compiles again")) == 1
     with pytest.raises(AssertionError, match="compiles again"):
         assert_compiles_once(step, *calls)
+
+
+# --- What a donation lacks ------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_a_donation_that_is_not_used_names_the_array_and_its_result():
+    mesh = grid((8,), ("data",))
+    state = {"w": struct(mesh, (256, 512), "data"), "m": struct(mesh, (256, 512), "data")}
+    x = struct(mesh, (64, 256), "data")
+
+    def step(state, x):
+        w = state["w"] - (x @ state["w"]).sum()
+        return {"m": state["m"] * 0.9, "w": w.astype(jnp.bfloat16)}
+
+    (says,) = said(explain(jax.jit(step, donate_argnums=0), state, x), "donation not used")
+    assert "state['w'] is f32[256,512], but result['w'] bf16[256,512]: return f32" in says
+
+    def same(state, x):
+        return {"m": state["m"] * 0.9, "w": state["w"] - (x @ state["w"]).sum()}
+
+    whole = {"m": state["m"].sharding, "w": NamedSharding(mesh, P())}
+    f = jax.jit(same, donate_argnums=0, out_shardings=whole)
+    (says,) = said(explain(f, state, x), "donation not used")
+    assert """state['w'] is in P("data"), but result['w'] in P(): give both the same""" in says
+
+    f = jax.jit(lambda state, x: (x @ state["w"]).sum(), donate_argnums=0)
+    (says,) = said(explain(f, state, x), "donation not used")
+    assert "No result is like state['w'], f32[256,512]" in says and "do not donate it" in says
+    assert said(explain(jax.jit(same, donate_argnums=0), state, x), "donation not used") == []
