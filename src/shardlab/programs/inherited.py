@@ -96,7 +96,8 @@ class Loss:
     """A spec that lacks an axis which its operand has.
 
     Attributes:
-      kind: "constraint" (a sharding constraint or a reshard) or "in_specs" (of a shard_map).
+      kind: "constraint" (a sharding constraint or a reshard), "out_sharding" (of a product) or
+        "in_specs" (of a shard_map).
       axis: the mesh axis.
       place: of the constraint or of the shard_map.
       number: which argument of the shard_map, from 0; 0 for a constraint.
@@ -730,6 +731,7 @@ class _Follower:
             own = axes if axes is not None and len(axes) == rank else ((),) * rank
             own = self._typed(variable.aval, own)
             named = {axis for one in own for axis in one}
+            lost |= self._left_out(equation, axes, own)
             left = frozenset(loss for loss in lost if is_known and loss.axis not in named)
             given = frozenset(one for one in self._given(equation, values) if one[0] in named)
             twice = {axis for axis, n in Counter(a for one in own for a in one).items() if n > 1}
@@ -979,11 +981,26 @@ class _Follower:
             by_loss = self.shown.repeated
             if loss.axis in named:
                 is_of_batch = not loss.dimension and loss.argument is None
-                if loss.axis in computed or not is_of_batch or loss.kind != "constraint":
+                if loss.axis in computed or not is_of_batch or loss.kind == "in_specs":
                     continue
                 by_loss = self.shown.by_weights
             by_loss.setdefault(loss, Counter())[self._place(equation)] += flops
         return frozenset(loss for loss in lost if loss.axis not in named)
+
+    def _left_out(self, equation, before, after):
+        """The losses of a product whose `out_sharding` lacks axes that its operands have."""
+        sharding, is_product = equation.params.get("out_sharding"), "dot" in equation.primitive.name
+        is_asked = isinstance(sharding, NamedSharding) and not is_backward(equation)
+        if before is None or not is_product or not is_asked:
+            return frozenset()
+        named, aval = {axis for axes in after for axis in axes}, equation.outvars[0].aval
+        spec, place = by_dimension(sharding.spec, len(before)), self._place(equation)
+        return frozenset(
+            Loss("out_sharding", axis, place, 0, spec, d, axes, _type(aval), None)
+            for d, axes in enumerate(before)
+            for axis in axes
+            if axis not in named and self.sizes.get(axis, 1) > 1
+        )
 
     def _contested(self, equation, values, result):
         """The `Contest` of a result that has an axis along two dimensions, one of them a weight's;
@@ -1461,9 +1478,9 @@ def _is_decided(value, equation, values):
     )
 
 
-def _without(entries, axis):
-    """The axes of each dimension without one of them."""
-    return [tuple(one for one in axes if one != axis) for axes in entries]
+def _without(entries, *without):
+    """The axes of each dimension without some of them."""
+    return [tuple(axis for axis in axes if axis not in without) for axes in entries]
 
 
 def _explicit(aval, axes):
@@ -1472,7 +1489,9 @@ def _explicit(aval, axes):
     if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
         return axes
     own = by_dimension(sharding.spec, len(axes), sharding.mesh.shape)
-    return tuple(mine or theirs for mine, theirs in zip(own, axes, strict=True))
+    typed = getattr(sharding.mesh, "explicit_axes", ())
+    left = _without(axes, *typed)
+    return tuple(mine or theirs for mine, theirs in zip(own, left, strict=True))
 
 
 def _joined(results, differs):

@@ -100,7 +100,7 @@ def lost_axes(
             costly.setdefault(loss)
     groups = {}
     for loss in costly:
-        if loss.kind == "constraint":
+        if loss.kind != "in_specs":
             groups.setdefault((loss.place, loss.spec, loss.type), []).append(loss)
     return groups
 
@@ -140,6 +140,11 @@ def of_lost_axes(
         shown = products or of_weights
         first = max(shown, key=shown.get) if shown else searched[0]
         ways = math.prod(mesh[axis] for axis in axes)
+        what = (
+            f"its operand {kind} is in shards"
+            if losses[0].kind == "constraint"
+            else f"the product's operands leave {kind} in shards"
+        )
         is_refused = not shown and inheritance.refused.issuperset(losses)
         done = (
             "and each looks through all of it"
@@ -153,8 +158,8 @@ def of_lost_axes(
         )
         yield Finding(
             "constraint without an axis",
-            f"{_at(place)}: the constraint {text_of(spec)} lacks "
-            f"{' and '.join(axes)}, along which its operand {kind} is in shards: the {ways} "
+            f"{_at(place)}: the {losses[0].kind} {text_of(spec)} lacks "
+            f"{' and '.join(axes)}, along which {what}: the {ways} "
             f"devices along {' and '.join(axes)} all hold the whole of it, {done}; "
             + (LOCAL_SEARCH if is_refused else f"write {better[kind, text_of(spec)]}"),
             None
@@ -299,7 +304,7 @@ def corrections(
     alike = {}
     for loss in losses:
         is_here = (loss.place.file, loss.place.line) == (file, line)
-        if loss.kind == "constraint" and is_here and loss.axis in axes:
+        if loss.kind != "in_specs" and is_here and loss.axis in axes:
             alike.setdefault((loss.type, text_of(loss.spec)), []).append(loss)
     return {key: corrected(group) for key, group in alike.items()}
 

@@ -50,7 +50,29 @@ def sums_of_logits(w, x):
     return jnp.einsum("bd,df->bf", h, w, out_sharding=P("i")).max()
 
 
+def two_products(w, x, *spec):
+    """Two layers of one weight, up and down; the hidden units get a spec of their own."""
+
+    def loss(w):
+        up, down = reshard(w, P(None, "x")), reshard(w, P("x", None))
+        h = jnp.tanh(jnp.einsum("bd,df->bf", x, up, out_sharding=P("i", *spec)))
+        down = down if spec else reshard(down, P())
+        return jnp.mean(jnp.einsum("bf,fd->bd", h, down, out_sharding=P("i")) ** 2)
+
+    return w - 0.1 * reshard(jax.grad(loss)(w), P("i", "x"))
+
+
+def hidden_units_whole(w, x):
+    return two_products(w, x)
+
+
+def hidden_units_in_shards(w, x):
+    return two_products(w, x, "x")
+
+
 CASES = [
+    (hidden_units_whole, "constraint without an axis", 'the out_sharding P("i") lacks x'),
+    (hidden_units_in_shards, "", ""),
     (gradients_whole, "constraint without an axis", "Write the spec of what it meets"),
     (gradients_in_shards, "", ""),
     (last_of_all, "gathered before an index", "index first"),
@@ -78,4 +100,7 @@ def test_on_explicit_axes(f, title, words, backend):
     if not title:
         assert found == [], report
     else:
-        assert found and found[0].title == title and words in found[0].says, report
+        assert found and found[0].title == title, report
+        # without an out_sharding with x, the second weight is gathered along it, too
+        told = found[: 1 + (f is hidden_units_whole)]
+        assert any(words in one.says for one in told), report
