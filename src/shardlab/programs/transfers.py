@@ -180,7 +180,9 @@ def _compiled(closed, equation, layouts):
         invars=values,
         outvars=equation.outvars,
         eqns=[equation],
-        debug_info=closed.jaxpr.debug_info._replace(arg_names=None, result_paths=None),
+        debug_info=closed.jaxpr.debug_info._replace(
+            arg_names=("",) * len(values), result_paths=("",) * len(equation.outvars)
+        ),
     )
     structs = [
         jax.ShapeDtypeStruct(value.aval.shape, value.aval.dtype, sharding=layouts.get(value))
