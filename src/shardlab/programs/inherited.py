@@ -381,6 +381,8 @@ class Inheritance:
         the forward pass that has some.
       transforms: the spec of the operand of a Fourier transform whose dimensions are whole in it,
         while others are in shards, by (file, line).
+      taken: where computed indices take rows of an argument, an axis along which these are in
+        shards, and its number.
     """
 
     flops: int = 0
@@ -422,6 +424,7 @@ class Inheritance:
     picked: dict[Loss, Pick] = field(default_factory=dict)
     leading: dict[Site, tuple[str, ...]] = field(default_factory=dict)
     transforms: dict[tuple[str, int], str] = field(default_factory=dict)
+    taken: dict[tuple[str, int, str, int], None] = field(default_factory=dict)
 
     def products_without(self, loss: Loss) -> tuple[Site, ...]:
         """The products that a `Loss` leaves without its axis: those after its constraint, and the
@@ -615,6 +618,11 @@ class _Follower:
             if kept and kept == values[0].named:
                 place = self._place(equation)
                 self.shown.contiguous.add((place.file, place.line))
+        if name == "gather" and manual is None and values[0].argument is not None:
+            place = self._place(equation)
+            collapsed = equation.params["dimension_numbers"].collapsed_slice_dims
+            for axis in (axis for d in collapsed for axis in values[0].axes[d]):
+                self.shown.taken[place.file, place.line, axis, values[0].argument] = None
         if name in ("gather", "dot_general") and is_known and len(results) == 1:
             results = [replace(results[0], contested=self._contested(equation, values, results[0]))]
         if name in _CONSTRAINTS:

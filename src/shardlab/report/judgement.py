@@ -70,6 +70,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         )
         found += specs.of_picked(compiled.inheritance, moves)
         found += specs.of_stored(compiled.inheritance, moves, compiled.names)
+        found += specs.of_taken_rows(compiled.inheritance, moves, compiled.names, data)
         found += specs.of_mapped(compiled.inheritance, mesh, compiled.names)
         at_fault = [*specs.of_order(compiled.inheritance, moves, compiled.names)] or [
             *specs.of_columns(compiled.inheritance, moves, compiled.names, data, batch)
@@ -111,7 +112,8 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
     transforms = compiled.inheritance.transforms if compiled.inheritance is not None else {}
     by_cause = zip(sent, located.causes, strict=True)
     loops = [one for one, why in by_cause if not why.startswith(MEMBERS_CALLED)]
-    told = {one.says.partition(": ")[0] for one in found if one.title == "reshape of shards"}
+    titles = ("avoidable communication", "reshape of shards")
+    told = {one.says.partition(": ")[0] for one in found if one.title in titles}
     known = [one for one, _ in by_specs]
     others = [one for one in sent if one not in known]
     partitioner = findings.of_partitioner(others, origins, compiled.messages)

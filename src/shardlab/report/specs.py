@@ -11,7 +11,7 @@ from typing import Any
 
 from shardlab.arrays.layout import bytes_text
 from shardlab.programs.hlo import type_bytes
-from shardlab.programs.inherited import Inheritance, Loss, corrected, text_of
+from shardlab.programs.inherited import Inheritance, Loss, Site, corrected, text_of
 from shardlab.programs.origins import where
 from shardlab.report.causes import ASKED_FOR
 from shardlab.report.findings import (
@@ -41,6 +41,7 @@ __all__ = [
     "of_replaced",
     "of_small_weights",
     "of_stored",
+    "of_taken_rows",
 ]
 
 _LEAST = 1 / 20  # of all FLOPs, or of all bytes sent: less is not worth a finding
@@ -520,6 +521,36 @@ def of_stored(
             f"again for each array of its layout that comes back: store it in {taken}, and its "
             "moments",
             OtherSpecs(tuple((number, taken) for number in arguments), with_copies=True),
+        )
+
+
+def of_taken_rows(
+    inheritance: Inheritance, moves: Sequence[Any], names: Mapping[int, str], data: Collection[str]
+) -> Iterator[Finding]:
+    """Rows of data in shards that computed indices take, as to shuffle a batch within the step.
+
+    Args:
+      inheritance: what following the program has shown.
+      moves: the `shardlab.report.explain.Move`s.
+      names: those of the program's arguments, by their numbers.
+      data: the names of arguments that no result replaces.
+    """
+    places = {}
+    for file, line, axis, argument in inheritance.taken:
+        if names.get(argument) in data:
+            places.setdefault((file, line), {})[argument] = axis
+    for place, arguments in places.items():
+        sent = bytes_of(move for move in moves if is_at(move, Site(*place)))
+        if sent < max(_LEAST * bytes_of(moves), 1024):
+            continue
+        axes = " and ".join(dict.fromkeys(arguments.values()))
+        several = "are" if len(arguments) > 1 else "is"
+        yield Finding(
+            "avoidable communication",
+            f"{where(*place)}: computed indices take rows of "
+            f"{listed([names[one] for one in arguments])}, which {several} in shards along {axes}, "
+            f"so that devices need each other's rows: {bytes_text(sent)} are sent. Shuffle where "
+            "the batch is loaded; or take rows of each shard alone, in a shard_map",
         )
 
 

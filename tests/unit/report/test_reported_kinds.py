@@ -175,6 +175,26 @@ def stored_elsewhere(is_wrong):
     return f, (w, w, struct(MESH, (512, 256), ("data", "model")))
 
 
+def shuffled(is_wrong):
+    """A step that shuffles its batch, which another one gets shuffled."""
+    rows = NamedSharding(EIGHT, P("data"))
+
+    def loss(w, batch, key):
+        if is_wrong:
+            order = jax.random.permutation(key, 512)
+            batch = {name: one[order] for name, one in batch.items()}
+        x, y = (lax.with_sharding_constraint(batch[name], rows) for name in "xy")
+        return ((jnp.tanh(x @ w) - y) ** 2).mean()
+
+    def step(w, batch, key):
+        return w - 0.1 * lax.with_sharding_constraint(jax.grad(loss)(w, batch, key), rows)
+
+    batch = {"x": struct(EIGHT, (512, 256), "data"), "y": struct(EIGHT, (512, 64), "data")}
+    key = jax.eval_shape(jax.random.key, 0)
+    key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=NamedSharding(EIGHT, P()))
+    return jax.jit(step, donate_argnums=0), (struct(EIGHT, (256, 64), "data"), batch, key)
+
+
 def sliced(is_wrong):
     def f(x, i):
         chosen = x[i] if is_wrong else jnp.where(jnp.arange(512)[:, None] == i, x, 0).sum(0)
@@ -196,6 +216,7 @@ PAIRS = {
     carried_between: ("constraint without an axis", 'write P("data")'),
     fused: ("avoidable communication", "a split along a dimension that is sharded"),
     stored_elsewhere: ("stored in other shards", 'stored in P("data")'),
+    shuffled: ("avoidable communication", "rows of batch['x'] and batch['y'], which are in shards"),
     sliced: ("avoidable communication", "a slice along a dimension that is sharded"),
     rolled: ("avoidable communication", "jnp.roll by a computed number"),
     crossed: ("order of axes", 'asked for in P("model", "data")'),
