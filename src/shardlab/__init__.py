@@ -82,6 +82,7 @@ marked (inside) are used by the others alone, and have no section in the referen
 - `shardlab.report.promoted`: judge products that float32 has made wide (inside)
 - `shardlab.report.accepted`: advise specs that explicit axes accept (inside)
 - `shardlab.report.gathers`: judge what a program gathers (inside)
+- `shardlab.report.scattered`: judge sums of which each device keeps its own shard (inside)
 - `shardlab.report.specs`: judge the specs of a program (inside)
 - `shardlab.report.moves`: what a program sends, added up by line (inside)
 - `shardlab.report.storage`: what a program stores: arguments, results and memory (inside)

@@ -30,7 +30,16 @@ from shardlab.programs.hlo import promised
 from shardlab.programs.inherited import Inheritance, inherited_axes
 from shardlab.programs.repeated import repeated
 from shardlab.programs.varying import are_checked, mismatches
-from shardlab.report import accepted, calls, captured, carried, findings, promoted, storage
+from shardlab.report import (
+    accepted,
+    calls,
+    captured,
+    carried,
+    findings,
+    promoted,
+    scattered,
+    storage,
+)
 from shardlab.report.judgement import judge
 from shardlab.report.moves import Move, summed
 from shardlab.report.names import own_names, renamed, wrapper_of
@@ -223,6 +232,7 @@ def _of_the_trace(jaxpr, report, name, is_trained, arrays, peak):
     yield from findings.of_varying(mismatches(jaxpr), name)
     yield from findings.of_added(repeated(jaxpr), report.findings)
     yield from promoted.of_promoted(jaxpr)
+    yield from scattered.of_sliced_sums(jaxpr)
     if is_trained:
         yield from captured.of_fixed_keys(jaxpr)
         yield from carried.of_wide_sums(jaxpr, arrays, peak)

@@ -195,6 +195,23 @@ def shuffled(is_wrong):
     return jax.jit(step, donate_argnums=0), (struct(EIGHT, (256, 64), "data"), batch, key)
 
 
+def summed_and_sliced(is_wrong):
+    """The second product of an MLP in a shard_map, whose result is in shards of tokens again."""
+
+    def own(x, up, down):
+        part = jnp.tanh(lax.all_gather(x, "model", axis=0, tiled=True) @ up) @ down
+        if not is_wrong:
+            return lax.psum_scatter(part, "model", scatter_dimension=0, tiled=True)
+        start = lax.axis_index("model") * x.shape[0]
+        return lax.dynamic_slice_in_dim(lax.psum(part, "model") / 2, start, x.shape[0])
+
+    rows = P(("data", "model"))
+    specs = {"in_specs": (rows, P(None, "model"), P("model")), "out_specs": rows}
+    f = jax.jit(jax.shard_map(own, mesh=MESH, **specs), donate_argnums=0)
+    weights = struct(MESH, (256, 512), None, "model"), struct(MESH, (512, 256), "model")
+    return f, (struct(MESH, (512, 256), ("data", "model")), *weights)
+
+
 def sliced(is_wrong):
     def f(x, i):
         chosen = x[i] if is_wrong else jnp.where(jnp.arange(512)[:, None] == i, x, 0).sum(0)
@@ -217,6 +234,7 @@ PAIRS = {
     fused: ("avoidable communication", "a split along a dimension that is sharded"),
     stored_elsewhere: ("stored in other shards", 'stored in P("data")'),
     shuffled: ("avoidable communication", "rows of batch['x'] and batch['y'], which are in shards"),
+    summed_and_sliced: ("avoidable communication", "scatter_dimension=0, tiled=True) sends half"),
     sliced: ("avoidable communication", "a slice along a dimension that is sharded"),
     rolled: ("avoidable communication", "jnp.roll by a computed number"),
     crossed: ("order of axes", 'asked for in P("model", "data")'),
