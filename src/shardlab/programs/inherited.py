@@ -323,7 +323,8 @@ class Inheritance:
         and the `Site` of the product.
       by_weights: the same of products in which only an argument has the axis, and the `Loss` is
         one of the first dimension of a computed array, as of the batch that FSDP's weights should
-        meet in shards.
+        meet in shards. Not where the result has the axis from a dimension of the argument's own:
+        then the array enters tensor parallelism.
       searched: where what lacks the axis of a `Loss` is sorted or searched, by the `Loss`.
       reduced: where what lacks it is summed up, or its maximum taken, along the dimension that the
         axis divided, by the `Loss`.
@@ -957,16 +958,29 @@ class _Follower:
             self._columns(equation, sides)
             self._clashing(equation, *sides)
         computed = set().union(*(value.named for value in sides if value.argument is None))
+        kept = set().union(*self._kept(equation, sides))  # as the columns of tensor parallelism
         self.shown.entered |= lost
         for loss in lost:
             by_loss = self.shown.repeated
             if loss.axis in named:
                 is_of_batch = not loss.dimension and loss.argument is None
-                if loss.axis in computed or not is_of_batch or loss.kind != "constraint":
+                if loss.axis in computed | kept or not is_of_batch or loss.kind != "constraint":
                     continue
                 by_loss = self.shown.by_weights
             by_loss.setdefault(loss, Counter())[self._place(equation)] += flops
         return frozenset(loss for loss in lost if loss.axis not in named)
+
+    def _kept(self, equation, sides):
+        """The axes of the dimensions of each operand that the other one has not."""
+        numbers = equation.params["dimension_numbers"]
+        if equation.primitive.name == "dot_general":
+            met = [sum(both, ()) for both in zip(*numbers, strict=True)]
+        else:
+            met = (numbers.lhs_spec[1],), (numbers.rhs_spec[1],)
+        return [
+            {axis for d, axes in enumerate(value.axes) if d not in dims for axis in axes}
+            for value, dims in zip(sides, met, strict=True)
+        ]
 
     def _contested(self, equation, values, result):
         """The `Contest` of a result that has an axis along two dimensions, one of them a weight's;
