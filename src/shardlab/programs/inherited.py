@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shardlab.arrays.layout import axes_named, short_dtype, spec_text
+from shardlab.programs.hlo import type_bytes
 from shardlab.programs.kernels import called_jaxprs, inner_jaxprs
 from shardlab.programs.varying import (
     by_dimension,
@@ -379,6 +380,10 @@ class Inheritance:
       picked: the `Pick`s, by the `Loss` of the constraint.
       leading: the axes of the first dimension of computed arrays, by the `Site` of a constraint of
         the forward pass that has some.
+      results: for each result its axes before a sharding is asked for, () if they are not known,
+        and those along which a constraint that drops an axis asks for all of it.
+      computed: the places of constraints that make computed arrays whole, with their types.
+      uncast: those of them whose arrays are used before a cast.
     """
 
     flops: int = 0
@@ -419,6 +424,9 @@ class Inheritance:
     held: dict[Held, None] = field(default_factory=dict)
     picked: dict[Loss, Pick] = field(default_factory=dict)
     leading: dict[Site, tuple[str, ...]] = field(default_factory=dict)
+    results: list[tuple[tuple, frozenset[str]]] = field(default_factory=list)
+    computed: set[tuple[Site, str]] = field(default_factory=set)
+    uncast: set[tuple[Site, str]] = field(default_factory=set)
 
     def products_without(self, loss: Loss) -> tuple[Site, ...]:
         """The products that a `Loss` leaves without its axis: those after its constraint, and the
@@ -503,6 +511,16 @@ def inherited_axes(
     values = follower.follow(jaxpr, shardings)
     follower.shown.arguments = {value.argument: value.axes for value in follower.arguments}
     follower.ended(values, results)
+    follower.shown.results = [
+        (
+            value.axes if value.is_known else (),
+            frozenset(follower.sizes).difference(*(sum(one.spec, ()) for one in asked))
+            if (asked := [loss for loss in value.lost if loss.kind == "constraint"])
+            else frozenset(),
+        )
+        for value in values
+    ]
+    follower.shown.uncast.update(value.gathered for value in values if value.gathered)
     if len(results) == len(values):
         makers = {variable: one for one in jaxpr.eqns for variable in one.outvars}
         for variable, value, sharding in zip(jaxpr.outvars, values, results, strict=True):
@@ -710,11 +728,7 @@ class _Follower:
         is_each = name in _ELEMENTWISE
         held, scaled = self._meeting(equation, values) if is_each else (None, None)
         spread = frozenset().union(*(value.spread for value in values if is_each))
-        gathered = moved.gathered
-        if name == "all_gather":
-            gathered = self._place(equation), _type(equation.outvars[0].aval)
-        if name == "convert_element_type" and gathered and _narrows(equation):
-            self.shown.casts[(*gathered, str(params["new_dtype"]))] += max(times, 1)
+        gathered = self._gathered(equation, values, moved, times)
         results = []
         for variable in equation.outvars:
             rank = len(getattr(variable.aval, "shape", ()))
@@ -746,6 +760,24 @@ class _Follower:
                 )
             )
         return results
+
+    def _gathered(self, equation, values, moved, times):
+        """Where the result of an equation was gathered, as a `_Value` has it; notes casts of what
+        is gathered to a smaller type, and what else uses it.
+        """
+        name = equation.primitive.name
+        if name == "all_gather":
+            return self._place(equation), _type(equation.outvars[0].aval)
+        known = [value.gathered for value in values if value.gathered]
+        if name in _ELEMENTWISE and name not in LAYOUT:
+            return next((one for one in known if one in self.shown.computed), None)
+        if name not in LAYOUT:
+            self.shown.uncast.update(known)
+        gathered = moved.gathered
+        if name == "convert_element_type" and gathered and _narrows(equation, gathered[1]):
+            self.shown.casts[(*gathered, str(equation.params["new_dtype"]))] += max(times, 1)
+            return None if gathered in self.shown.computed else gathered
+        return gathered
 
     def _window(self, equation, value, starts):
         """Notes an update of a slice of a dimension that is in shards, and if it is within one."""
@@ -854,10 +886,19 @@ class _Follower:
             axes = [()] * len(shape)
             axes[numbers.out_spec[0]] = first[numbers.lhs_spec[0]]
             axes[numbers.out_spec[1]] = values[1].axes[numbers.rhs_spec[0]]
+            for d, n in zip(numbers.out_spec[2:], numbers.lhs_spec[2:], strict=True):
+                axes[d] = first[n] if shape[d] == operand[n] else ()  # with a halo
             return tuple(axes)
         if name == "gather":
             return _looked_up(params, values, operand, shape)
-        if name in ("slice", "dynamic_slice", "pad", "dynamic_update_slice") or name in _ALONG:
+        if name == "dynamic_update_slice":  # an array that is whole gets the shards of its update
+            update, other = equation.invars[1].aval.shape, values[1].axes
+            used = values[0].named
+            return tuple(
+                axes or tuple(a for a in new if a not in used and part == size)
+                for axes, new, part, size in zip(first, other, update, shape, strict=True)
+            )
+        if name in ("slice", "dynamic_slice", "pad") or name in _ALONG:
             along = {params.get("axis", params.get("dimension"))} if name in _ALONG else set()
             along |= set(params.get("dimensions", ()) if name in _ALONG else ())
             return tuple(
@@ -1251,6 +1292,9 @@ class _Follower:
         gathered = result.gathered
         if lost and value.argument is not None:
             gathered = self._place(equation), _type(aval)
+        elif lost - value.lost and not is_backward(equation):
+            gathered = self._place(equation), _type(aval)
+            self.shown.computed.add(gathered)
         given = frozenset(one for one in value.given if one[0] in kept)
         added = tuple(
             (self._place(equation), axis, text_of(new), text_of(_without(new, axis)))
@@ -1556,11 +1600,13 @@ def _numbers(atom, makers):
     return None if None in parts else sum(parts, ())
 
 
-def _narrows(equation):
-    """Whether a cast makes floats smaller."""
+def _narrows(equation, gathered):
+    """Whether a cast makes numbers smaller than they were when they were gathered, by their type
+    then.
+    """
     old, new = (jnp.dtype(one.aval.dtype) for one in (equation.invars[0], equation.outvars[0]))
-    are_floats = all(jnp.issubdtype(one, jnp.floating) for one in (old, new))
-    return are_floats and new.itemsize < old.itemsize
+    size = type_bytes(f"{gathered.partition('[')[0]}[1]")
+    return jnp.issubdtype(old, jnp.floating) and new.itemsize < min(old.itemsize, size)
 
 
 def _flops(equation):

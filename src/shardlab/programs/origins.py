@@ -215,6 +215,8 @@ class Origins:
         stack, place, *callers = self._site(instruction, own, makers, use, argument, axes)
         if _is_stored(stack, use, argument) and made[1][1]:
             (stack, place), use = made, _Use("result")
+        elif (stack, place) == made and not argument and self._is_only_stored(instruction):
+            use = _Use("result")
         # JAX's names begin with "jit(...)". Newer partitioners write an argument's name in their
         # place, which is no operation, and would be taken for a forward pass below.
         if "(" not in stack:
@@ -481,6 +483,11 @@ class Origins:
                 found.add(metadata(maker.line).get("op_name") or f"argument {maker.inside}")
             names += maker.names
         return found
+
+    def _is_only_stored(self, instruction):
+        """Whether no operation uses what is gathered: it is a result, gathered for its sharding."""
+        is_gather = instruction.kind.startswith("all-gather")
+        return is_gather and not any(self._uses.first(instruction.home, instruction.name))
 
     def _use(self, instruction, makers):
         """The first operation that needs a result whole, as a `_Use`."""

@@ -715,21 +715,27 @@ def of_casts(inheritance: Inheritance, moves: Sequence[Any], backend: str) -> It
     """
     total, places = bytes_of(moves), {}
     for place, kind, narrow in inheritance.casts:
-        places.setdefault((place.file, place.line), []).append((kind, narrow))
-    for (file, line), kinds in places.items():
+        if (place, kind) in inheritance.uncast & inheritance.computed:
+            continue  # something else needs it as it was gathered
+        key = place.file, place.line, place.callers[:1]
+        places.setdefault(key, (place, []))[1].append((kind, narrow))
+    for place, kinds in places.values():
         wide = kinds[0][0].partition("[")[0]
         sent = bytes_of(
             move
             for move in moves
-            if (move.file, move.line) == (file, line)
+            if is_at(move, place)
             and move.kind == "all-gather"
             and (backend == "cpu" or any(f"{wide}[" in one for one in move.types))
         )
         if sent > _LEAST * total:
+            is_asked = any(one == place for one, _ in inheritance.computed)
+            after = ", with the constraint after the cast" * is_asked
+            here = _at(place) if is_asked else where(place.file, place.line)
             what = kinds[0][0] if len(kinds) == 1 else f"{len(kinds)} arrays, first {kinds[0][0]},"
             yield Finding(
                 "gathered before a cast",
-                f"{where(file, line)}: {what} {'is' if len(kinds) == 1 else 'are'} gathered, "
+                f"{here}: {what} {'is' if len(kinds) == 1 else 'are'} gathered, "
                 f"{bytes_text(sent)}, and cast to {kinds[0][1]} afterwards: cast the shards first, "
-                "and gather what is smaller",
+                f"and gather what is smaller{after}",
             )
