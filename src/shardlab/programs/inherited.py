@@ -39,6 +39,7 @@ __all__ = [
     "Held",
     "Inheritance",
     "Loss",
+    "Moved",
     "Order",
     "Pick",
     "Site",
@@ -281,6 +282,28 @@ class Added:
 
 
 @dataclass(frozen=True)
+class Moved:
+    """A constraint that moves an axis to another dimension, and a product that contracts this one
+    with an array which is whole along the axis.
+
+    Attributes:
+      place: of the constraint.
+      axis: the axis that it moves.
+      before, after: the dimensions that have it.
+      type: of the whole array.
+      spec, better: its spec, and that with the axis where it was, as text.
+    """
+
+    place: Site
+    axis: str
+    before: int
+    after: int
+    type: str
+    spec: str
+    better: str
+
+
+@dataclass(frozen=True)
 class Held:
     """A computed array that a constraint makes larger on each device than the argument which it
     meets element by element, as a gradient meets its parameter or moments.
@@ -369,7 +392,10 @@ class Inheritance:
       clashes: the `Clash`es, by (argument, axis).
       swaps: the `Swap`s, by the argument.
       added: the `Added`s, by the axis.
+      moved: the products that contract what a constraint has moved an axis to, by the `Moved`.
       dropped: all losses by in_specs, also those after which no product is repeated.
+      alike: those of them along whose axis all devices compute the same in the shard_map, element
+        by element or as sums.
       contiguous: the (file, line) of reshapes of arrays in shards, after which these are still
         contiguous.
       windows: the (file, line) of updates of a slice of a dimension that is in shards, and whether
@@ -417,7 +443,9 @@ class Inheritance:
     clashes: dict[tuple[int, str], Clash] = field(default_factory=dict)
     swaps: dict[int, Swap] = field(default_factory=dict)
     added: dict[str, Added] = field(default_factory=dict)
+    moved: dict[Moved, Site] = field(default_factory=dict)
     dropped: set[Loss] = field(default_factory=set)
+    alike: set[Loss] = field(default_factory=set)
     contiguous: set[tuple[str, int]] = field(default_factory=set)
     windows: dict[tuple[str, int], bool] = field(default_factory=dict)
     products: dict[tuple[str, int], tuple[set, set]] = field(default_factory=dict)
@@ -460,8 +488,8 @@ class _Value:
     constraint that it is, up to a factor, if nothing else is stored; the argument that it is, up to
     a factor; the losses that a constraint makes of what only an index uses; those after which it
     is only computed element by element; the axes that an operation other than a product or a sum,
-    such as a split, has left out; whether it is the result of a shard_map; and the product that it
-    is, up to its type and layout.
+    such as a split, has left out; whether it is the result of a shard_map; the product that it
+    is, up to its type and layout; and the `Moved`s of the constraint that it is, up to them.
     """
 
     axes: tuple[tuple[str, ...], ...] = ()
@@ -481,6 +509,7 @@ class _Value:
     mixed: frozenset = frozenset()
     is_mapped: bool = False
     product: Site | None = None
+    moved: tuple[Moved, ...] = ()
 
     @property
     def named(self):
@@ -522,6 +551,11 @@ def inherited_axes(
     ]
     follower.shown.uncast.update(value.gathered for value in values if value.gathered)
     if len(results) == len(values):
+        for value, sharding, variable in zip(values, results, jaxpr.outvars, strict=True):
+            asked = _of_sharding(sharding, variable.aval).axes
+            for loss in value.spread:
+                if loss.axis in asked[loss.dimension]:
+                    follower.shown.regained.setdefault(loss, Site())
         makers = {variable: one for one in jaxpr.eqns for variable in one.outvars}
         for variable, value, sharding in zip(jaxpr.outvars, values, results, strict=True):
             if not hasattr(variable, "val") and variable in makers:
@@ -751,6 +785,7 @@ class _Follower:
                     gathered,
                     given=given,
                     added=moved.added,
+                    moved=moved.moved,
                     undecided=(undecided | twice) & named,
                     held=held,
                     scaled=scaled,
@@ -1211,14 +1246,20 @@ class _Follower:
                     self.shown.clashes.setdefault((argument, axis), clash)
 
     def _add(self, equation, left, right):
-        """Notes constraints by which an operand has an axis that the other has for the result."""
+        """Notes constraints by which an operand has an axis that the other has for the result, or
+        for the dimension that is contracted, where the other one is whole.
+        """
         contracted = equation.params["dimension_numbers"][0]
-        for one, other, dims in ((left, right, contracted[1]), (right, left, contracted[0])):
+        turned = contracted[::-1]
+        for one, other, own, dims in ((left, right, *contracted), (right, left, *turned)):
             kept = {a for d, axes in enumerate(other.axes) if d not in dims for a in axes}
             for place, axis, *specs in one.added if other.argument is not None else ():
                 if axis in kept:
                     added = Added(place, axis, *specs, self._place(equation), other.argument)
                     self.shown.added.setdefault(axis, added)
+            along = {a for d in own for a in one.axes[d]} - other.named
+            for moved in (moved for moved in one.moved if moved.axis in along):
+                self.shown.moved.setdefault(moved, self._place(equation))
 
     def _swapped(self, equation, one, other, is_turned=False):
         """Notes an argument whose axes are those of a weight, but swapped."""
@@ -1320,10 +1361,27 @@ class _Follower:
             gathered,
             given=given,
             added=added,
+            moved=self._moved(equation, value, new) if is_written and not free else (),
             undecided=value.undecided & {axis for d in free for axis in new[d]},
             held=(self._place(equation), _type(aval), text_of(new), new) if is_computed else None,
             spread=lost - value.lost | value.spread & lost if is_written else frozenset(),
         )
+
+    def _moved(self, equation, value, new):
+        """The axes that a constraint moves to another dimension of a computed array."""
+        old = {axis: d for d, axes in enumerate(value.axes) for axis in axes}
+        found = []
+        for after, axes in enumerate(new):
+            for axis in axes:
+                before = old.get(axis, after)
+                if before == after or value.axes[before][: len(new[before])] != new[before]:
+                    continue
+                better = _without(new, axis)
+                better[before] = value.axes[before]
+                kind, specs = _type(equation.invars[0].aval), (text_of(new), text_of(better))
+                if len({*sum(better, ())}) == len(sum(better, ())):
+                    found.append(Moved(self._place(equation), axis, before, after, kind, *specs))
+        return tuple(found)
 
     def _mapped(self, equation, values, times, within):
         params = equation.params
@@ -1359,6 +1417,9 @@ class _Follower:
                     if axis in manual and axis not in named
                 }
         self.shown.dropped |= lost
+        together = {axis for one in inputs for axis in one.differs}
+        alike = {one for one in lost if one.axis not in together and _is_each(body, one.axis)}
+        self.shown.alike |= alike
         before = Counter(self.shown.mapped)
         results = self.run(body, inputs, times, within, manual)
         for loss in lost:
@@ -1369,9 +1430,16 @@ class _Follower:
             }
             if again:
                 self.shown.repeated.setdefault(loss, Counter()).update(again)
+        kinds = [_type(one.aval) for one in equation.outvars]
         return [
-            _Value(by_dimension(spec, rank, sizes), None, result.lost, is_mapped=True)
-            for result, spec, rank in zip(results, outs, ranks, strict=True)
+            _Value(
+                by_dimension(spec, rank, sizes),
+                None,
+                result.lost,
+                spread=frozenset(one for one in alike if one.type == kind),
+                is_mapped=True,
+            )
+            for result, spec, rank, kind in zip(results, outs, ranks, kinds, strict=True)
         ]
 
     def _scan(self, equation, values, times, within, manual):
@@ -1483,6 +1551,24 @@ class _Supposed(_Follower):
         key = _type(equation.invars[0].aval), text_of(new.axes)
         is_here = (place.file, place.line) == self._line and key in self._specs
         return replace(new, axes=self._specs[key]) if is_here else new
+
+
+def _is_each(jaxpr, axis):
+    """Whether a jaxpr of a shard_map computes only element by element, and sums, some of them over
+    devices, and nothing along an axis of the mesh.
+    """
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        named = params.get("axes", ()), params.get("axis_name", ())
+        if axis in (*named, *(one for each in named if isinstance(each, tuple) for one in each)):
+            return False
+        inner = called_jaxprs(equation) if name not in _BRANCHING else ()
+        is_known = name in {*_ELEMENTWISE, *LAYOUT, *_REDUCTIONS} - {*_SEARCHES} or any(
+            name.startswith(one) for one in ("psum", "pmax", "pmin")
+        )
+        if not (all(_is_each(one, axis) for one in inner) if inner else is_known):
+            return False
+    return True
 
 
 def _is_decided(value, equation, values):

@@ -55,6 +55,7 @@ _UNSLICED = set(_PASS_ON) - {"dynamic-slice", "slice"}
 _ON_THE_WAY = ("while", "body", "closed_call", "dynamic_slice", "squeeze", "convert_element_type",
     "broadcast_in_dim",
                "checkpoint", "remat", "remat2", "rematted_computation")  # fmt: skip
+_LAYOUTS = ("broadcast_in_dim", "copy", "reshape", "squeeze", "transpose")
 # A line of Flax or Optax is none that the reader can change; the one that calls it is.
 _INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3|/src/shardlab/")
 # Frames go on to the script or the cell that calls `explain`, which is no part of the program.
@@ -486,7 +487,8 @@ class Origins:
 
     def _is_only_stored(self, instruction):
         """Whether no operation uses what is gathered: it is a result, gathered for its sharding."""
-        is_gather = instruction.kind.startswith("all-gather")
+        made = _operation(self._made(instruction)[0][0])  # a reshape may need it whole
+        is_gather = instruction.kind.startswith("all-gather") and made not in _LAYOUTS
         return is_gather and not any(self._uses.first(instruction.home, instruction.name))
 
     def _use(self, instruction, makers):

@@ -329,7 +329,7 @@ def _roots(arrays):
 def _replicated(
     title, arrays, total, whose, mesh, forward=(), gathered=None, state=(), better=None
 ):
-    groups, least, roots = {}, {}, _roots(arrays)
+    groups, least, roots, ends = {}, {}, _roots(arrays), _by_ends(arrays)
     usual, names_of_state = _usual_axes(state, mesh), {array.name for array in state}
     for array in arrays:
         least[array.type] = min(array.bytes, least.get(array.type, array.bytes))
@@ -344,7 +344,7 @@ def _replicated(
             shape = _shape(array.type)
             free |= {axis: (gathered or {}).get((shape, axis), d) for axis, d in free.items()}
             own = (better or {}).get(array.name)
-            if own and {*own.axes} & {*free}:
+            if own and {*own.axes} & {*free} and not _likes([(array, free)], ends):
                 free = {axis: d for axis, d in own.axes.items() if axis in array.replicated}
             else:
                 own = None
@@ -367,7 +367,6 @@ def _replicated(
         key=saved,
         reverse=True,
     )
-    ends = _by_ends(arrays)
     for total_bytes, axis, root, free, group, spec in rows:
         names = _named([array.name for array, _ in group], root)
         likes, own = _likes(group, ends), [better[array.name] for array, _ in group if spec]
@@ -391,7 +390,7 @@ def _replicated(
                     + (
                         _as_likes(likes, total_bytes)
                         if likes
-                        else f"by {spec}, {own[0].why}, it would be "
+                        else f"with the spec {spec}, {own[0].why}, it would be "
                         f"{bytes_text(sum(one.bytes for one in own))}"
                         if own and (len(free) > 1 or own[0].is_of_argument)
                         else _in_words(group, axis, total_bytes // mesh[axis])

@@ -61,11 +61,11 @@ def better_specs(
         if likes:
             like = min(likes, key=lambda one: one.bytes)
             rank = result.type.count(",") + 1
-            why = f"the spec of {like.name}, which it replaces"
+            why = f"that of {like.name}, which it replaces"
             own = _better(result, entries_of(like.spec, rank), mesh, why, True) or own
         if own:
             found[result.name] = own
-        why = f"as {result.name}, which replaces it, is computed"
+        why = f"in which {result.name}, which replaces it, is computed"
         if len(old) == 1 and (one := _better(old[0], axes, mesh, why)):
             found[old[0].name] = one
     return found

@@ -170,3 +170,57 @@ def test_tokens_of_experts_that_lack_the_axis_of_their_experts_are_told(is_whole
     told = [one for one in report.findings if one.title == "constraint without an axis"]
     assert bool(told) == is_whole, report
     assert all(line(loss, "# here") in one.says for one in told)
+
+
+# --- An axis that a constraint moves from the tokens to their features ----------------------------
+
+
+def flattened(ws, x, first, second):
+    t = x.reshape(-1, x.shape[-1])
+    t = put(t, *first)  # here
+    h = jax.nn.silu(t @ ws["up"])
+    return put(h @ ws["down"], *second).reshape(x.shape)
+
+
+def in_a_loop(ws, x, first, second):
+    body = jax.checkpoint(lambda x, _: (x + flattened(ws, x, first, second), None))
+    return lax.scan(body, x, None, length=2)[0]
+
+
+@pytest.mark.parametrize("is_gradient", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
+@pytest.mark.parametrize("f", [flattened, in_a_loop])
+def test_an_axis_that_is_moved_to_the_contracted_features_goes_back(f, backend, dtype, is_gradient):
+    both = ("data", "model")
+    ws = {
+        "up": struct(MESH, (256, 1024), dtype=dtype),
+        "down": struct(MESH, (1024, 256), dtype=dtype),
+    }
+    x = struct(MESH, (16, 128, 256), both, dtype=dtype)
+
+    def report_of(*specs):
+        program = lambda ws, x: f(ws, x, *specs)  # noqa: E731
+        if is_gradient:
+            program = jax.grad(lambda ws, x: jnp.mean(f(ws, x, *specs).astype("float32") ** 2))
+        return explain(jax.jit(program), ws, x, mesh=pod_of(backend))
+
+    wrong, right = report_of(both, both), report_of((both,), (both,))
+    first = wrong.findings[0]
+    # in the loop partial sums are added instead
+    assert first.title == ("repeated work" if f is flattened else "order of axes"), wrong
+    assert f"called in {line(flattened, '# here')}" in first.says, first
+    assert first.says.endswith('write P(("data", "model"))')
+    titles = {first.title, "repeated work"}
+    assert sum(one.title in titles for one in wrong.findings) == 1, wrong
+    assert not any(one.title in titles for one in right.findings), right
+    # the gradients of the weights are added over more devices, and nothing is computed twice
+    assert is_gradient or right.bytes < wrong.bytes
+
+
+def test_tokens_that_are_exchanged_for_rows_of_a_weight_are_not_told():
+    ws = {"up": struct(MESH, (256, 1024), "model"), "down": struct(MESH, (1024, 256))}
+    x = struct(MESH, (16, 128, 256), ("data", "model"))
+    both = ("data", "model")
+    report = explain(jax.jit(lambda ws, x: flattened(ws, x, both, (both,))), ws, x)
+    assert not any("moves model" in one.says for one in report.findings), report

@@ -124,7 +124,7 @@ def test_a_cache_that_is_whole_gets_the_spec_of_what_is_written_into_it(dtype, b
     wrong = decoded((), dtype, backend)
     first = wrong.findings[0]
     assert first.title == "replicated" and first.says.startswith("k, "), wrong
-    assert 'by P("data", None, "model"), as result[1], which replaces it, is' in first.says
+    assert 'the spec P("data", None, "model"), in which result[1], which repla' in first.says
     assert [spec for _, spec in first.remedy.specs] == ['P("data", None, "model")']
     gathers = [move for move in wrong.moves if move.kind == "all-gather"]
     assert gathers and all("stored whole" in move.cause for move in gathers), wrong
@@ -155,7 +155,7 @@ def test_a_result_that_is_whole_gets_the_spec_of_the_argument_that_it_replaces(b
     w, x = struct(MESH, (512, 1024), "data", "model"), struct(MESH, (64, 512), "data")
     wrong = explain(jax.jit(step, out_shardings=on()), w, x, mesh=pod_of(backend))
     (one,) = told(wrong, "replicated result")
-    assert 'by P("data", "model"), the spec of w, which it replaces, it would be' in one.says
+    assert 'the spec P("data", "model"), that of w, which it replaces, it would be' in one.says
     right = explain(jax.jit(step, out_shardings=w.sharding), w, x, mesh=pod_of(backend))
     assert not told(right, "replicated result")
 
