@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shardlab.arrays.layout import axes_named, short_dtype, spec_text
+from shardlab.programs.hlo import type_bytes
 from shardlab.programs.kernels import called_jaxprs, inner_jaxprs
 from shardlab.programs.varying import (
     by_dimension,
@@ -38,6 +39,7 @@ __all__ = [
     "Held",
     "Inheritance",
     "Loss",
+    "Moved",
     "Order",
     "Pick",
     "Site",
@@ -281,6 +283,28 @@ class Added:
 
 
 @dataclass(frozen=True)
+class Moved:
+    """A constraint that moves an axis to another dimension, and a product that contracts this one
+    with an array which is whole along the axis.
+
+    Attributes:
+      place: of the constraint.
+      axis: the axis that it moves.
+      before, after: the dimensions that have it.
+      type: of the whole array.
+      spec, better: its spec, and that with the axis where it was, as text.
+    """
+
+    place: Site
+    axis: str
+    before: int
+    after: int
+    type: str
+    spec: str
+    better: str
+
+
+@dataclass(frozen=True)
 class Held:
     """A computed array that a constraint makes larger on each device than the argument which it
     meets element by element, as a gradient meets its parameter or moments.
@@ -324,7 +348,8 @@ class Inheritance:
         and the `Site` of the product.
       by_weights: the same of products in which only an argument has the axis, and the `Loss` is
         one of the first dimension of a computed array, as of the batch that FSDP's weights should
-        meet in shards.
+        meet in shards. Not where the result has the axis from a dimension of the argument's own:
+        then the array enters tensor parallelism.
       searched: where what lacks the axis of a `Loss` is sorted or searched, by the `Loss`.
       reduced: where what lacks it is summed up, or its maximum taken, along the dimension that the
         axis divided, by the `Loss`.
@@ -368,7 +393,10 @@ class Inheritance:
       clashes: the `Clash`es, by (argument, axis).
       swaps: the `Swap`s, by the argument.
       added: the `Added`s, by the axis.
+      moved: the products that contract what a constraint has moved an axis to, by the `Moved`.
       dropped: all losses by in_specs, also those after which no product is repeated.
+      alike: those of them along whose axis all devices compute the same in the shard_map, element
+        by element or as sums.
       contiguous: the (file, line) of reshapes of arrays in shards, after which these are still
         contiguous.
       windows: the (file, line) of updates of a slice of a dimension that is in shards, and whether
@@ -383,6 +411,10 @@ class Inheritance:
         while others are in shards, by (file, line).
       taken: where computed indices take rows of an argument, an axis along which these are in
         shards, and its number.
+      results: for each result its axes before a sharding is asked for, () if they are not known,
+        and those along which a constraint that drops an axis asks for all of it.
+      computed: the places of constraints that make computed arrays whole, with their types.
+      uncast: those of them whose arrays are used before a cast.
     """
 
     flops: int = 0
@@ -416,7 +448,9 @@ class Inheritance:
     clashes: dict[tuple[int, str], Clash] = field(default_factory=dict)
     swaps: dict[int, Swap] = field(default_factory=dict)
     added: dict[str, Added] = field(default_factory=dict)
+    moved: dict[Moved, Site] = field(default_factory=dict)
     dropped: set[Loss] = field(default_factory=set)
+    alike: set[Loss] = field(default_factory=set)
     contiguous: set[tuple[str, int]] = field(default_factory=set)
     windows: dict[tuple[str, int], bool] = field(default_factory=dict)
     products: dict[tuple[str, int], tuple[set, set]] = field(default_factory=dict)
@@ -425,6 +459,9 @@ class Inheritance:
     leading: dict[Site, tuple[str, ...]] = field(default_factory=dict)
     transforms: dict[tuple[str, int], str] = field(default_factory=dict)
     taken: dict[tuple[str, int, str, int], None] = field(default_factory=dict)
+    results: list[tuple[tuple, frozenset[str]]] = field(default_factory=list)
+    computed: set[tuple[Site, str]] = field(default_factory=set)
+    uncast: set[tuple[Site, str]] = field(default_factory=set)
 
     def products_without(self, loss: Loss) -> tuple[Site, ...]:
         """The products that a `Loss` leaves without its axis: those after its constraint, and the
@@ -458,8 +495,8 @@ class _Value:
     constraint that it is, up to a factor, if nothing else is stored; the argument that it is, up to
     a factor; the losses that a constraint makes of what only an index uses; those after which it
     is only computed element by element; the axes that an operation other than a product or a sum,
-    such as a split, has left out; whether it is the result of a shard_map; and the product that it
-    is, up to its type and layout.
+    such as a split, has left out; whether it is the result of a shard_map; the product that it
+    is, up to its type and layout; and the `Moved`s of the constraint that it is, up to them.
     """
 
     axes: tuple[tuple[str, ...], ...] = ()
@@ -479,6 +516,7 @@ class _Value:
     mixed: frozenset = frozenset()
     is_mapped: bool = False
     product: Site | None = None
+    moved: tuple[Moved, ...] = ()
 
     @property
     def named(self):
@@ -509,7 +547,22 @@ def inherited_axes(
     values = follower.follow(jaxpr, shardings)
     follower.shown.arguments = {value.argument: value.axes for value in follower.arguments}
     follower.ended(values, results)
+    follower.shown.results = [
+        (
+            value.axes if value.is_known else (),
+            frozenset(follower.sizes).difference(*(sum(one.spec, ()) for one in asked))
+            if (asked := [loss for loss in value.lost if loss.kind == "constraint"])
+            else frozenset(),
+        )
+        for value in values
+    ]
+    follower.shown.uncast.update(value.gathered for value in values if value.gathered)
     if len(results) == len(values):
+        for value, sharding, variable in zip(values, results, jaxpr.outvars, strict=True):
+            asked = _of_sharding(sharding, variable.aval).axes
+            for loss in value.spread:
+                if loss.axis in asked[loss.dimension]:
+                    follower.shown.regained.setdefault(loss, Site())
         makers = {variable: one for one in jaxpr.eqns for variable in one.outvars}
         for variable, value, sharding in zip(jaxpr.outvars, values, results, strict=True):
             if not hasattr(variable, "val") and variable in makers:
@@ -728,11 +781,7 @@ class _Follower:
         is_each = name in _ELEMENTWISE
         held, scaled = self._meeting(equation, values) if is_each else (None, None)
         spread = frozenset().union(*(value.spread for value in values if is_each))
-        gathered = moved.gathered
-        if name == "all_gather":
-            gathered = self._place(equation), _type(equation.outvars[0].aval)
-        if name == "convert_element_type" and gathered and _narrows(equation):
-            self.shown.casts[(*gathered, str(params["new_dtype"]))] += max(times, 1)
+        gathered = self._gathered(equation, values, moved, times)
         results = []
         for variable in equation.outvars:
             rank = len(getattr(variable.aval, "shape", ()))
@@ -756,6 +805,7 @@ class _Follower:
                     gathered,
                     given=given,
                     added=moved.added,
+                    moved=moved.moved,
                     undecided=(undecided | twice) & named,
                     held=held,
                     scaled=scaled,
@@ -772,6 +822,24 @@ class _Follower:
         if value.is_known and any(value.axes[:rest]) and not any(value.axes[rest:]):
             place = self._place(equation)
             self.shown.transforms[place.file, place.line] = text_of(value.axes)
+
+    def _gathered(self, equation, values, moved, times):
+        """Where the result of an equation was gathered, as a `_Value` has it; notes casts of what
+        is gathered to a smaller type, and what else uses it.
+        """
+        name = equation.primitive.name
+        if name == "all_gather":
+            return self._place(equation), _type(equation.outvars[0].aval)
+        known = [value.gathered for value in values if value.gathered]
+        if name in _ELEMENTWISE and name not in LAYOUT:
+            return next((one for one in known if one in self.shown.computed), None)
+        if name not in LAYOUT:
+            self.shown.uncast.update(known)
+        gathered = moved.gathered
+        if name == "convert_element_type" and gathered and _narrows(equation, gathered[1]):
+            self.shown.casts[(*gathered, str(equation.params["new_dtype"]))] += max(times, 1)
+            return None if gathered in self.shown.computed else gathered
+        return gathered
 
     def _window(self, equation, value, starts):
         """Notes an update of a slice of a dimension that is in shards, and if it is within one."""
@@ -880,10 +948,19 @@ class _Follower:
             axes = [()] * len(shape)
             axes[numbers.out_spec[0]] = first[numbers.lhs_spec[0]]
             axes[numbers.out_spec[1]] = values[1].axes[numbers.rhs_spec[0]]
+            for d, n in zip(numbers.out_spec[2:], numbers.lhs_spec[2:], strict=True):
+                axes[d] = first[n] if shape[d] == operand[n] else ()  # with a halo
             return tuple(axes)
         if name == "gather":
             return _looked_up(params, values, operand, shape)
-        if name in ("slice", "dynamic_slice", "pad", "dynamic_update_slice") or name in _ALONG:
+        if name == "dynamic_update_slice":  # an array that is whole gets the shards of its update
+            update, other = equation.invars[1].aval.shape, values[1].axes
+            used = values[0].named
+            return tuple(
+                axes or tuple(a for a in new if a not in used and part == size)
+                for axes, new, part, size in zip(first, other, update, shape, strict=True)
+            )
+        if name in ("slice", "dynamic_slice", "pad") or name in _ALONG:
             along = {params.get("axis", params.get("dimension"))} if name in _ALONG else set()
             along |= set(params.get("dimensions", ()) if name in _ALONG else ())
             return tuple(
@@ -984,12 +1061,13 @@ class _Follower:
             self._columns(equation, sides)
             self._clashing(equation, *sides)
         computed = set().union(*(value.named for value in sides if value.argument is None))
+        kept = set().union(*self._kept(equation, sides))  # as the columns of tensor parallelism
         self.shown.entered |= lost
         for loss in lost:
             by_loss = self.shown.repeated
             if loss.axis in named:
                 is_of_batch = not loss.dimension and loss.argument is None
-                if loss.axis in computed or not is_of_batch or loss.kind == "in_specs":
+                if loss.axis in computed | kept or not is_of_batch or loss.kind == "in_specs":
                     continue
                 by_loss = self.shown.by_weights
             by_loss.setdefault(loss, Counter())[self._place(equation)] += flops
@@ -1009,6 +1087,18 @@ class _Follower:
             for axis in axes
             if axis not in named and self.sizes.get(axis, 1) > 1
         )
+
+    def _kept(self, equation, sides):
+        """The axes of the dimensions of each operand that the other one has not."""
+        numbers = equation.params["dimension_numbers"]
+        if equation.primitive.name == "dot_general":
+            met = [sum(both, ()) for both in zip(*numbers, strict=True)]
+        else:
+            met = (numbers.lhs_spec[1],), (numbers.rhs_spec[1],)
+        return [
+            {axis for d, axes in enumerate(value.axes) if d not in dims for axis in axes}
+            for value, dims in zip(sides, met, strict=True)
+        ]
 
     def _contested(self, equation, values, result):
         """The `Contest` of a result that has an axis along two dimensions, one of them a weight's;
@@ -1198,14 +1288,20 @@ class _Follower:
                     self.shown.clashes.setdefault((argument, axis), clash)
 
     def _add(self, equation, left, right):
-        """Notes constraints by which an operand has an axis that the other has for the result."""
+        """Notes constraints by which an operand has an axis that the other has for the result, or
+        for the dimension that is contracted, where the other one is whole.
+        """
         contracted = equation.params["dimension_numbers"][0]
-        for one, other, dims in ((left, right, contracted[1]), (right, left, contracted[0])):
+        turned = contracted[::-1]
+        for one, other, own, dims in ((left, right, *contracted), (right, left, *turned)):
             kept = {a for d, axes in enumerate(other.axes) if d not in dims for a in axes}
             for place, axis, *specs in one.added if other.argument is not None else ():
                 if axis in kept:
                     added = Added(place, axis, *specs, self._place(equation), other.argument)
                     self.shown.added.setdefault(axis, added)
+            along = {a for d in own for a in one.axes[d]} - other.named
+            for moved in (moved for moved in one.moved if moved.axis in along):
+                self.shown.moved.setdefault(moved, self._place(equation))
 
     def _swapped(self, equation, one, other, is_turned=False):
         """Notes an argument whose axes are those of a weight, but swapped."""
@@ -1279,6 +1375,9 @@ class _Follower:
         gathered = result.gathered
         if lost and value.argument is not None:
             gathered = self._place(equation), _type(aval)
+        elif lost - value.lost and not is_backward(equation):
+            gathered = self._place(equation), _type(aval)
+            self.shown.computed.add(gathered)
         given = frozenset(one for one in value.given if one[0] in kept)
         added = tuple(
             (self._place(equation), axis, text_of(new), text_of(_without(new, axis)))
@@ -1304,10 +1403,27 @@ class _Follower:
             gathered,
             given=given,
             added=added,
+            moved=self._moved(equation, value, new) if is_written and not free else (),
             undecided=value.undecided & {axis for d in free for axis in new[d]},
             held=(self._place(equation), _type(aval), text_of(new), new) if is_computed else None,
             spread=lost - value.lost | value.spread & lost if is_written else frozenset(),
         )
+
+    def _moved(self, equation, value, new):
+        """The axes that a constraint moves to another dimension of a computed array."""
+        old = {axis: d for d, axes in enumerate(value.axes) for axis in axes}
+        found = []
+        for after, axes in enumerate(new):
+            for axis in axes:
+                before = old.get(axis, after)
+                if before == after or value.axes[before][: len(new[before])] != new[before]:
+                    continue
+                better = _without(new, axis)
+                better[before] = value.axes[before]
+                kind, specs = _type(equation.invars[0].aval), (text_of(new), text_of(better))
+                if len({*sum(better, ())}) == len(sum(better, ())):
+                    found.append(Moved(self._place(equation), axis, before, after, kind, *specs))
+        return tuple(found)
 
     def _mapped(self, equation, values, times, within):
         params = equation.params
@@ -1343,6 +1459,9 @@ class _Follower:
                     if axis in manual and axis not in named
                 }
         self.shown.dropped |= lost
+        together = {axis for one in inputs for axis in one.differs}
+        alike = {one for one in lost if one.axis not in together and _is_each(body, one.axis)}
+        self.shown.alike |= alike
         before = Counter(self.shown.mapped)
         results = self.run(body, inputs, times, within, manual)
         for loss in lost:
@@ -1353,9 +1472,16 @@ class _Follower:
             }
             if again:
                 self.shown.repeated.setdefault(loss, Counter()).update(again)
+        kinds = [_type(one.aval) for one in equation.outvars]
         return [
-            _Value(by_dimension(spec, rank, sizes), None, result.lost, is_mapped=True)
-            for result, spec, rank in zip(results, outs, ranks, strict=True)
+            _Value(
+                by_dimension(spec, rank, sizes),
+                None,
+                result.lost,
+                spread=frozenset(one for one in alike if one.type == kind),
+                is_mapped=True,
+            )
+            for result, spec, rank, kind in zip(results, outs, ranks, kinds, strict=True)
         ]
 
     def _scan(self, equation, values, times, within, manual):
@@ -1469,6 +1595,24 @@ class _Supposed(_Follower):
         key = _type(equation.invars[0].aval), text_of(new.axes)
         is_here = (place.file, place.line) == self._line and key in self._specs
         return replace(new, axes=self._specs[key]) if is_here else new
+
+
+def _is_each(jaxpr, axis):
+    """Whether a jaxpr of a shard_map computes only element by element, and sums, some of them over
+    devices, and nothing along an axis of the mesh.
+    """
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        named = params.get("axes", ()), params.get("axis_name", ())
+        if axis in (*named, *(one for each in named if isinstance(each, tuple) for one in each)):
+            return False
+        inner = called_jaxprs(equation) if name not in _BRANCHING else ()
+        is_known = name in {*_ELEMENTWISE, *LAYOUT, *_REDUCTIONS} - {*_SEARCHES} or any(
+            name.startswith(one) for one in ("psum", "pmax", "pmin")
+        )
+        if not (all(_is_each(one, axis) for one in inner) if inner else is_known):
+            return False
+    return True
 
 
 def _is_decided(value, equation, values):
@@ -1588,11 +1732,13 @@ def _numbers(atom, makers):
     return None if None in parts else sum(parts, ())
 
 
-def _narrows(equation):
-    """Whether a cast makes floats smaller."""
+def _narrows(equation, gathered):
+    """Whether a cast makes numbers smaller than they were when they were gathered, by their type
+    then.
+    """
     old, new = (jnp.dtype(one.aval.dtype) for one in (equation.invars[0], equation.outvars[0]))
-    are_floats = all(jnp.issubdtype(one, jnp.floating) for one in (old, new))
-    return are_floats and new.itemsize < old.itemsize
+    size = type_bytes(f"{gathered.partition('[')[0]}[1]")
+    return jnp.issubdtype(old, jnp.floating) and new.itemsize < min(old.itemsize, size)
 
 
 def _flops(equation):

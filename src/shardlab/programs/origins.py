@@ -55,6 +55,7 @@ _UNSLICED = set(_PASS_ON) - {"dynamic-slice", "slice"}
 _ON_THE_WAY = ("while", "body", "closed_call", "dynamic_slice", "squeeze", "convert_element_type",
     "broadcast_in_dim",
                "checkpoint", "remat", "remat2", "rematted_computation")  # fmt: skip
+_LAYOUTS = ("broadcast_in_dim", "copy", "reshape", "squeeze", "transpose")
 # A line of Flax or Optax is none that the reader can change; the one that calls it is.
 _INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3|/src/shardlab/")
 # Frames go on to the script or the cell that calls `explain`, which is no part of the program.
@@ -215,6 +216,8 @@ class Origins:
         stack, place, *callers = self._site(instruction, own, makers, use, argument, axes)
         if _is_stored(stack, use, argument) and made[1][1]:
             (stack, place), use = made, _Use("result")
+        elif (stack, place) == made and not argument and self._is_only_stored(instruction):
+            use = _Use("result")
         # JAX's names begin with "jit(...)". Newer partitioners write an argument's name in their
         # place, which is no operation, and would be taken for a forward pass below.
         if "(" not in stack:
@@ -481,6 +484,12 @@ class Origins:
                 found.add(metadata(maker.line).get("op_name") or f"argument {maker.inside}")
             names += maker.names
         return found
+
+    def _is_only_stored(self, instruction):
+        """Whether no operation uses what is gathered: it is a result, gathered for its sharding."""
+        made = _operation(self._made(instruction)[0][0])  # a reshape may need it whole
+        is_gather = instruction.kind.startswith("all-gather") and made not in _LAYOUTS
+        return is_gather and not any(self._uses.first(instruction.home, instruction.name))
 
     def _use(self, instruction, makers):
         """The first operation that needs a result whole, as a `_Use`."""

@@ -102,6 +102,11 @@ def cause(
     is_handed = KINDS[move.kind].adds and origin.operation.startswith(("reduce", "dot_general"))
     if not (is_handed and origin.use in CALLBACKS) and (reason := _of_what_is_special(origin)):
         return reason
+    if move.kind == "all-gather" and origin.use == "result":
+        return (
+            "a result that is stored whole: by out_shardings, or because the devices do not "
+            "divide it"
+        )
     if move.kind == "all-gather":
         return _along(origin, is_contiguous, _is_of_last(move)) or _of_a_gather(origin, weights)
     if KINDS[move.kind].adds:
@@ -292,11 +297,6 @@ def _along(origin, is_contiguous, is_last):
 
 
 def _of_a_gather(origin, weights):
-    if origin.use == "result":
-        return (
-            "a result that is stored whole: by out_shardings, or because the devices do not "
-            "divide it"
-        )
     if origin.argument and origin.phase == "update":
         return (
             "the update needs whole what is stored in shards: optimiser and parameters have other "

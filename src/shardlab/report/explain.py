@@ -170,6 +170,7 @@ def explain(
             gathered,
             is_trained,
             made,
+            program.inheritance.results if is_followed else (),
         ),
     ]
     if jaxpr is not None:

@@ -45,6 +45,7 @@ from shardlab.report.remedies import (
     entries_of,
     with_axis,
 )
+from shardlab.report.stored import better_specs
 
 __all__ = [
     "LOCAL_SEARCH",
@@ -208,6 +209,7 @@ def of_arrays(
     gathered: Mapping[tuple, int] = types.MappingProxyType({}),
     is_differentiated: bool = False,
     made: Sequence[Collection[int]] | None = None,
+    computed: Sequence[tuple[tuple, Collection[str]]] = (),
 ) -> Iterator[Finding]:
     """Replicated arguments and results that could be sharded, or results on one device.
 
@@ -222,6 +224,8 @@ def of_arrays(
       is_differentiated: whether the program has a backward pass: then data are whole on purpose
         along the axes of weights that do not divide a batch, as with tensor parallelism.
       made: what the results are made from; None if unknown: then their types decide.
+      computed: of each result the axes, and those along which a constraint asks for all of it, as
+        `Inheritance.results` has them; () if unknown.
     """
     if devices == 1 < math.prod(mesh.values()):
         for array in results:
@@ -257,13 +261,23 @@ def of_arrays(
     ]
     # of a program without a backward pass nothing tells parameters from caches
     state = [array for array in arguments if is_differentiated and array.name not in data_names]
-    rows = [*_replicated("replicated", advised, total, "the arguments", mesh, forward, state=state)]
+    better = better_specs(arguments, results, computed, made, mesh)
+    kind = "replicated", advised, total, "the arguments"
+    rows = [*_replicated(*kind, mesh, forward, state=state, better=better)]
     known = Counter(map(_layout, arguments))
     # of the others the argument tells
-    unknown_results = [result for result in results if _layout(result) not in known]
+    asked = dict(zip((one.name for one in results), (lost for _, lost in computed), strict=False))
+    unknown_results = [  # without the axes along which a constraint asks for all of them
+        replace(
+            one, replicated=tuple(a for a in one.replicated if a not in asked.get(one.name, ()))
+        )
+        for one in results
+        if _layout(one) not in known
+    ]
     total += sum(array.bytes for array in results)
     whose = "arguments and results"
-    rows += _replicated("replicated result", unknown_results, total, whose, mesh, gathered=gathered)
+    kind = "replicated result", unknown_results, total, whose
+    rows += _replicated(*kind, mesh, gathered=gathered, better=better)
     yield from (finding for _, finding in sorted(rows, key=lambda row: -row[0]))
 
 
@@ -313,8 +327,10 @@ def _roots(arrays):
     }
 
 
-def _replicated(title, arrays, total, whose, mesh, forward=(), gathered=None, state=()):
-    groups, least, roots = {}, {}, _roots(arrays)
+def _replicated(
+    title, arrays, total, whose, mesh, forward=(), gathered=None, state=(), better=None
+):
+    groups, least, roots, ends = {}, {}, _roots(arrays), _by_ends(arrays)
     usual, names_of_state = _usual_axes(state, mesh), {array.name for array in state}
     for array in arrays:
         least[array.type] = min(array.bytes, least.get(array.type, array.bytes))
@@ -328,7 +344,13 @@ def _replicated(title, arrays, total, whose, mesh, forward=(), gathered=None, st
         if free:
             shape = _shape(array.type)
             free |= {axis: (gathered or {}).get((shape, axis), d) for axis, d in free.items()}
-            groups.setdefault((roots[array.name], tuple(free)), []).append((array, free))
+            own = (better or {}).get(array.name)
+            if own and {*own.axes} & {*free} and not _likes([(array, free)], ends):
+                free = {axis: d for axis, d in own.axes.items() if axis in array.replicated}
+            else:
+                own = None
+            spec = own and own.spec
+            groups.setdefault((roots[array.name], tuple(free), spec), []).append((array, free))
     rows = [
         (
             sum(array.bytes for array, _ in group),
@@ -336,8 +358,9 @@ def _replicated(title, arrays, total, whose, mesh, forward=(), gathered=None, st
             root,
             free,
             group,
+            spec,
         )
-        for (root, free), group in groups.items()
+        for (root, free, spec), group in groups.items()
     ]
     saved = lambda row: row[0] * (1 - 1 / mesh[row[1]])  # noqa: E731
     rows = sorted(
@@ -345,17 +368,15 @@ def _replicated(title, arrays, total, whose, mesh, forward=(), gathered=None, st
         key=saved,
         reverse=True,
     )
-    ends = _by_ends(arrays)
-    for total_bytes, axis, root, free, group in rows:
-        ways = mesh[axis]
+    for total_bytes, axis, root, free, group, spec in rows:
         names = _named([array.name for array, _ in group], root)
-        dimensions = " or ".join(map(str, sorted({divided[axis] for _, divided in group})))
-        likes = _likes(group, ends)
-        remedy = (
-            OtherSpecs(tuple((array.number, like.spec) for array, like in likes))
-            if likes
-            else _in_shards(group, axis)
-        )
+        likes, own = _likes(group, ends), [better[array.name] for array, _ in group if spec]
+        if likes:
+            remedy = OtherSpecs(tuple((array.number, like.spec) for array, like in likes))
+        elif own:
+            remedy = OtherSpecs(tuple((array.number, spec) for array, _ in group))
+        else:
+            remedy = _in_shards(group, axis)
         are_divided = all(array.bytes < array.whole for array, _ in group)
         often = ", along which most of what the step keeps is in shards" if are_divided else ""
         is_used = any(array.name in forward for array, _ in group)
@@ -370,13 +391,24 @@ def _replicated(title, arrays, total, whose, mesh, forward=(), gathered=None, st
                     + (
                         _as_likes(likes, total_bytes)
                         if likes
-                        else f"in shards along {axis}, which divides dimension {dimensions}, it "
-                        f"would be {bytes_text(total_bytes // ways)}"
+                        else f"with the spec {spec}, {own[0].why}, it would be "
+                        f"{bytes_text(sum(one.bytes for one in own))}"
+                        if own and (len(free) > 1 or own[0].is_of_argument)
+                        else _in_words(group, axis, total_bytes // mesh[axis])
                     )
                 ),
                 remedy if title == "replicated" else None,
             ),
         )
+
+
+def _in_words(group, axis, size):
+    """The advice that arrays are in shards along an axis, and what they would take."""
+    dimensions = " or ".join(map(str, sorted({divided[axis] for _, divided in group})))
+    return (
+        f"in shards along {axis}, which divides dimension {dimensions}, it would be "
+        f"{bytes_text(size)}"
+    )
 
 
 def _named(names, root):

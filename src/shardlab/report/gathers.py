@@ -272,7 +272,8 @@ def gathered_by_specs(
     names: Mapping[int, str],
 ) -> list[tuple]:
     """Gathers for a shard_map whose in_specs lack an axis, where each device then takes its own
-    shard: pairs of the move as in `moves`, and the `Loss`.
+    shard, or all compute the same, and what they return is divided again or a sum: pairs of the
+    move as in `moves`, and the `Loss`.
 
     Args:
       inheritance: what following the program has shown.
@@ -284,7 +285,9 @@ def gathered_by_specs(
     for one in moves:
         move, start, origin = one
         for loss in inheritance.dropped if move.kind == "all-gather" else ():
-            if loss.axis not in (move.axes or ()) or not origins.is_sliced_again(start):
+            if loss.axis not in (move.axes or ()) or not (
+                _is_again(inheritance, loss) or origins.is_sliced_again(start)
+            ):
                 continue
             whole = elements_of_each(array_types(start.result)[-1])
             is_same = names.get(loss.argument, "") == origin.argument
@@ -294,15 +297,35 @@ def gathered_by_specs(
     return found
 
 
-def of_in_specs(gathered: Sequence[tuple], names: Mapping[int, str]) -> Iterator[Finding]:
-    """Arrays that are gathered for a shard_map in which each device only uses its own shard.
+def _is_again(inheritance, loss):
+    """Whether devices compute the same of what in_specs gather, and it is divided afterwards."""
+    return loss in inheritance.alike & {*inheritance.regained} - inheritance.needed
+
+
+def of_in_specs(
+    gathered: Sequence[tuple], names: Mapping[int, str], inheritance: Inheritance
+) -> Iterator[Finding]:
+    """Arrays that are gathered for a shard_map in which each device only uses its own shard, or
+    computes what others compute, too.
 
     Args:
       gathered: as `gathered_by_specs` returns it.
       names: those of the program's arguments, by their numbers.
+      inheritance: what following the program has shown.
     """
     for (move, *_), loss in gathered:
         name = names.get(loss.argument) or f"its argument {loss.number}"
+        if _is_again(inheritance, loss):
+            yield Finding(
+                "gathered by in_specs",
+                f"{where(loss.place.file, loss.place.line)}: {name}, {loss.type}, is in shards "
+                f"along {loss.axis}, and in_specs gather it, {bytes_text(move.bytes or 0)}, so the "
+                f"devices along {loss.axis} compute the same, and what is returned is divided "
+                f"along {loss.axis} again: write {corrected([loss])} in place of "
+                f"{text_of(loss.spec)}, in out_specs too, and let sums over devices name "
+                f"{loss.axis} as well",
+            )
+            continue
         yield Finding(
             "gathered by in_specs",
             f"{where(loss.place.file, loss.place.line)}: {name}, {loss.type}, is in shards along "

@@ -51,7 +51,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
     whole, each = located.products
     devices, lost, mesh = located.program.devices, {}, {}
     again = findings.repeated_products(whole, each, devices)
-    found, at_fault, clashes, regained, by_specs, asked = [], [], [], [], [], set()
+    found, at_fault, clashes, regained, by_specs, moved, asked = [], [], [], [], [], [], set()
     # without a backward pass nothing tells weights from data
     data = compiled.data if origins.is_differentiated else frozenset()
     if compiled.inheritance is not None:
@@ -71,8 +71,11 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         found += specs.of_picked(compiled.inheritance, moves)
         found += specs.of_stored(compiled.inheritance, moves, compiled.names)
         found += specs.of_taken_rows(compiled.inheritance, moves, compiled.names, data)
+        moved = [*specs.of_moved(compiled.inheritance, moves, again)]
+        found += [one for one, _ in moved]
         found += specs.of_mapped(compiled.inheritance, mesh, compiled.names)
-        at_fault = [*specs.of_order(compiled.inheritance, moves, compiled.names)] or [
+        axes = {one.axis for _, one in moved}
+        at_fault = [*specs.of_order(compiled.inheritance, moves, compiled.names, axes)] or [
             *specs.of_columns(compiled.inheritance, moves, compiled.names, data, batch)
         ]
         found += specs.of_small_weights(compiled.inheritance, moves, compiled.names, data, batch)
@@ -99,13 +102,21 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         found += clashes
         found += gathers.of_large_sums(compiled.inheritance, moves, compiled.names, batch)
         by_specs = gathers.gathered_by_specs(compiled.inheritance, sent, origins, compiled.names)
-        found += gathers.of_in_specs(by_specs, compiled.names)
+        found += gathers.of_in_specs(by_specs, compiled.names, compiled.inheritance)
     explained = {
         (place.file, place.line)
         for losses in lost.values()
         for loss in losses
         for place in compiled.inheritance.products_without(loss)
     }
+    explained |= {
+        place
+        for place, (lacking, _) in (compiled.inheritance.products if moved else {}).items()
+        if lacking & {one.axis for _, one in moved}
+    }
+    for _, one in moved:
+        product = compiled.inheritance.moved[one]
+        explained.add((product.file, product.line))
     again = {place: flops for place, flops in again.items() if place not in explained}
     if any(one.title == "gathered before an index" for one in found):
         again = {place: flops for place, flops in again.items() if place not in asked}

@@ -11,7 +11,7 @@ from typing import Any
 
 from shardlab.arrays.layout import bytes_text
 from shardlab.programs.hlo import type_bytes
-from shardlab.programs.inherited import Inheritance, Loss, Site, corrected, text_of
+from shardlab.programs.inherited import Inheritance, Loss, Moved, Site, corrected, text_of
 from shardlab.programs.origins import where
 from shardlab.report.causes import ASKED_FOR
 from shardlab.report.findings import (
@@ -35,6 +35,7 @@ __all__ = [
     "of_lost_axes",
     "of_mapped",
     "of_merged",
+    "of_moved",
     "of_order",
     "of_picked",
     "of_regained",
@@ -228,10 +229,11 @@ def of_regained(
     """
     again = {}  # where what lacks the axis is divided along it again
     for loss, next_place in inheritance.regained.items():
-        if loss not in inheritance.needed:
+        if loss not in inheritance.needed and loss.kind == "constraint":
             is_helper = (loss.place.file, loss.place.line) == (next_place.file, next_place.line)
             callers = next_place.callers if is_helper else ()
             divided = where(*callers[0] if callers else (next_place.file, next_place.line))
+            divided = divided if next_place.line else "the sharding of a result"
             again[loss] = (
                 f"{divided} divides it along {loss.axis} again, although nothing between needs it "
                 "whole: leave it out, or write"
@@ -259,6 +261,50 @@ def of_regained(
             f"{why} {better}",
             OtherConstraints(place.file, place.line, ((loss.type, spec, better),), (loss.axis,)),
         )
+
+
+def of_moved(
+    inheritance: Inheritance, moves: Sequence[Any], again: Collection[tuple[str, int]]
+) -> Iterator[tuple[Finding, Moved]]:
+    """Constraints that move an axis to a dimension which a product contracts with a whole array:
+    for it shards are gathered, so that devices repeat the product, or partial sums are added. Each
+    with the `Moved`.
+
+    Args:
+      inheritance: what following the program has shown.
+      moves: the `shardlab.report.explain.Move`s.
+      again: the (file, line) of products that several devices compute.
+    """
+    seen = set()
+    for moved, product in inheritance.moved.items():
+        place, axis = moved.place, moved.axis
+        here = [one for one in moves if is_at(one, product) and axis in (one.axes or ())]
+        gathers, sums = (
+            [one for one in here if one.kind == kind] for kind in ("all-gather", "all-reduce")
+        )
+        sent = bytes_of(gathers or sums)
+        is_repeated = bool(gathers) and (product.file, product.line) in again
+        key = place.file, place.line, place.callers[:1], axis
+        if key in seen or (not is_repeated and sent < max(_LEAST * bytes_of(moves), 1024)):
+            continue
+        seen.add(key)
+        finding = Finding(
+            "repeated work" if is_repeated else "order of axes",
+            f"{_at(place)}: the constraint {moved.spec} moves {axis} from dimension "
+            f"{moved.before} of {moved.type} to dimension {moved.after}, which the product of "
+            f"{where(product.file, product.line)} contracts with an array that is whole along "
+            f"{axis}, so "
+            + (
+                f"it is gathered, and the devices along {axis} repeat the product"
+                if is_repeated
+                else f"{bytes_text(sent)} are {'gathered' if gathers else 'added'} for it"
+            )
+            + f": write {moved.better}",
+            OtherConstraints(
+                place.file, place.line, ((moved.type, moved.spec, moved.better),), (axis,)
+            ),
+        )
+        yield finding, moved
 
 
 def of_replaced(inheritance: Inheritance, moves: Sequence[Any]) -> Iterator[Finding]:
@@ -442,7 +488,10 @@ def of_mapped(
 
 
 def of_order(
-    inheritance: Inheritance, moves: Sequence[Any], names: Mapping[int, str]
+    inheritance: Inheritance,
+    moves: Sequence[Any],
+    names: Mapping[int, str],
+    moved: Collection[str] = (),
 ) -> Iterator[Finding]:
     """Specs in which the same axes stand in another order than in what the array meets.
 
@@ -450,6 +499,7 @@ def of_order(
       inheritance: what following the program has shown.
       moves: the `shardlab.report.explain.Move`s.
       names: those of the program's arguments, by their numbers.
+      moved: axes that a constraint of another finding moves: then what is computed has them there.
     """
     total = bytes_of(moves)
     seen, places = set(), set()
@@ -461,6 +511,8 @@ def of_order(
             and {*(move.axes or move.within or ("",))} <= {*order.axes}
         )
         key = frozenset((order.spec, order.other)), order.argument
+        if order.argument is None and {*moved} & {*order.axes}:
+            continue
         if key in seen or exchanged < max(_LEAST * total, 1):
             continue
         seen.add(key)
@@ -786,21 +838,27 @@ def of_casts(inheritance: Inheritance, moves: Sequence[Any], backend: str) -> It
     """
     total, places = bytes_of(moves), {}
     for place, kind, narrow in inheritance.casts:
-        places.setdefault((place.file, place.line), []).append((kind, narrow))
-    for (file, line), kinds in places.items():
+        if (place, kind) in inheritance.uncast & inheritance.computed:
+            continue  # something else needs it as it was gathered
+        key = place.file, place.line, place.callers[:1]
+        places.setdefault(key, (place, []))[1].append((kind, narrow))
+    for place, kinds in places.values():
         wide = kinds[0][0].partition("[")[0]
         sent = bytes_of(
             move
             for move in moves
-            if (move.file, move.line) == (file, line)
+            if is_at(move, place)
             and move.kind == "all-gather"
             and (backend == "cpu" or any(f"{wide}[" in one for one in move.types))
         )
         if sent > _LEAST * total:
+            is_asked = any(one == place for one, _ in inheritance.computed)
+            after = ", with the constraint after the cast" * is_asked
+            here = _at(place) if is_asked else where(place.file, place.line)
             what = kinds[0][0] if len(kinds) == 1 else f"{len(kinds)} arrays, first {kinds[0][0]},"
             yield Finding(
                 "gathered before a cast",
-                f"{where(file, line)}: {what} {'is' if len(kinds) == 1 else 'are'} gathered, "
+                f"{here}: {what} {'is' if len(kinds) == 1 else 'are'} gathered, "
                 f"{bytes_text(sent)}, and cast to {kinds[0][1]} afterwards: cast the shards first, "
-                "and gather what is smaller",
+                f"and gather what is smaller{after}",
             )

@@ -559,6 +559,7 @@ def test_each_cause_that_can_be_told_has_a_program():
         told = [*(words for *_, words in CAUSES), "random numbers, which JAX"]  # below
         told += ["candidates that each device", ": each device searches"]  # in test_searches
         told += [": the values of each go"]  # in test_callbacks
+        told += [": its rows belong to other"]  # of a concatenation, above, or of a split
         assert any(words in text or longest[:20] in words for words in told), text
 
 
