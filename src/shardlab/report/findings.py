@@ -133,7 +133,8 @@ class Finding:
 
 # The titles of findings, what costs most or is wrong first.
 _HARM = (
-    "replicated but different", "gradients not summed", "added over samples", "added twice",
+    "replicated but different", "gradients not summed", "gradient of one branch",
+    "added over samples", "added twice",
     "rows of devices added",
     "same noise", "fixed key", "decided by each device", "indices into other shards",
     "mean of quotients",
@@ -1384,6 +1385,32 @@ def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Findin
                 f"along {along}: a device that takes another branch never joins it, and the "
                 "program hangs. Let all of them decide alike, by a random key that is the same on "
                 "all, or by jax.lax.pmax of the decision; or take the collective out of the branch",
+            )
+        elif kind in ("branch", "gradient"):
+            is_gradient = kind == "gradient"
+            yield Finding(
+                "gradient of one branch" if is_gradient else "replicated but different",
+                f"{place}: devices along {along} decide for themselves in the shard_map of "
+                f"`{mapped}` which branch of this lax.cond they take, but what goes into it does "
+                f"not vary along {along}, so JAX takes its result for equal on all of them: "
+                + (
+                    "the gradients of all devices are added too early, and each device has that "
+                    "of its own branch alone"
+                    if is_gradient
+                    else f"result {numbers[0]} is declared replicated, and each device has its own"
+                )
+                + f'. Write jax.lax.pcast(x, {axes!r}, to="varying") before the lax.cond for each '
+                "x that goes into it, also where its branches close over x",
+            )
+        elif kind == "backward branches":
+            yield Finding(
+                "decided by each device",
+                f"{place}: devices along {along} decide for themselves in the shard_map of "
+                f"`{mapped}` which branch of this lax.cond they take. What goes into it does not "
+                f"vary along {along}, so the backward pass of a branch adds along {along}, but a "
+                "device that takes another branch never joins it: the program hangs, or the "
+                f'gradient is wrong. Write jax.lax.pcast(x, {axes!r}, to="varying") before the '
+                "lax.cond for each x that goes into it, also where its branches close over x",
             )
         elif kind == "quotients":
             yield Finding(
