@@ -199,7 +199,8 @@ def explain(
     found += report.findings
     if is_followed:
         found = accepted.with_accepted_specs(found, jaxpr, shardings)
-    found = tuple(findings.by_harm(found, _spare_axes(report, arrays)))
+    stored = {array.number: findings.elements_of_each(array.shard) for array in arrays}
+    found = tuple(findings.by_harm(found, _spare_axes(report, arrays), stored))
     alone = report.devices == 1 and backend == jax.default_backend()
     idle = jax.device_count() - 1 if alone else 0
     report = replace(

@@ -122,6 +122,8 @@ class Finding:
       remedy: what to do in a form that can be compiled; None if there is none.
       tried: what compiling the remedy has shown; None if it was not asked for.
       arguments: the numbers of the arguments that it is about, where another finding may be why.
+      elements: of the arrays that it is about, where an argument of these sizes may be why.
+      sent: bytes of what it is about, where these tell which of several findings is first.
     """
 
     title: str
@@ -129,10 +131,13 @@ class Finding:
     remedy: Remedy | None = field(default=None, compare=False)
     tried: Trial | None = field(default=None, compare=False)
     arguments: tuple[int, ...] = field(default=(), compare=False)
+    elements: tuple[int, ...] = field(default=(), compare=False)
+    sent: int = field(default=0, compare=False)
 
 
 # The titles of findings, what costs most or is wrong first.
 _HARM = (
+    "compiles again",  # which is asked for
     "replicated but different", "gradients not summed", "gradient of one branch",
     "added over samples", "added twice",
     "rows of devices added",
@@ -144,28 +149,33 @@ _HARM = (
     "columns after columns", "gathered for a small weight", "reshape of shards",
     "gathered before a cast", "gathered before an index", "full rematerialisation",
     "data without an axis", "repeated work", "replicated, perhaps different",
-    "summed in a loop", "summed apart", "gathered in a loop", "gathered several times",
+    ("summed in a loop", "gathered in a loop"), "summed apart", "gathered several times",
     "sum larger than its operand", "loop that devices share", "indices gathered",
     "avoidable communication", "float32 products",
     "many small collectives", "result on one device",
     "gathered before a loop", "stored in other shards",
-    "compiles again", "other sharding", "not placed",
+    "other sharding", "not placed",
     "largest temporaries",
     ("replicated", "replicated result"), "closed-over constant",
     "not donated", "donation not used", "bf16 widened",
 )  # fmt: skip
 
 
-def by_harm(found: Iterable[Finding], spare: Collection[str] = ()) -> list[Finding]:
+def by_harm(
+    found: Iterable[Finding],
+    spare: Collection[str] = (),
+    stored: Mapping[int, int] = types.MappingProxyType({}),
+) -> list[Finding]:
     """Findings in the order in which to look at them: wrong results, repeated work, communication,
-    memory.
+    memory; of those that are equal in words the first.
 
     Args:
       found: the findings.
       spare: the mesh axes along which no argument is in shards: where most of the arguments could
         be, their replication is why devices repeat products, and comes before that.
+      stored: the elements that a device stores of each argument, by its number.
     """
-    found = list(found)
+    found = list(dict.fromkeys(found))
     shares = (
         int(share[1])
         for one in found
@@ -183,6 +193,7 @@ def by_harm(found: Iterable[Finding], spare: Collection[str] = ()) -> list[Findi
     whole = {
         n for one in found if one.title == "replicated" and one.remedy for n, _ in one.remedy.specs
     }
+    elements = {stored.get(number) for number in whole}
     is_before = re.compile(r": (a loop \(scan, map\)|a reshape \(as)").search
 
     def place(finding):
@@ -192,11 +203,13 @@ def by_harm(found: Iterable[Finding], spare: Collection[str] = ()) -> list[Findi
             return places["data without an axis"] - 1 / 2
         if finding.title == "other sharding" and whole & {*finding.arguments}:
             return places["replicated"] + 1 / 2
+        if finding.elements and {*finding.elements} <= elements:
+            return places["replicated"] + 1 / 2
         if is_spared and finding.says.startswith(_REPEATED):
             return places["replicated"] + 1 / 2
         return places[finding.title]
 
-    return sorted(found, key=place)
+    return sorted(found, key=lambda finding: (place(finding), -finding.sent))
 
 
 def of_arrays(
@@ -493,7 +506,7 @@ def gathered_dimensions(
     for move, start, _ in moves:
         dimensions = start.numbers("dimensions")
         if move.kind == "all-gather" and len(move.axes or ()) == len(dimensions) == 1:
-            for kind in array_types(start.result):
+            for kind in move.results:
                 found[_shape(kind), move.axes[0]] = dimensions[0]
     return found
 
@@ -830,7 +843,7 @@ def of_partitioner(
         )
         return
     gathers = [
-        (array_types(start.result)[-1], origin)
+        (move.results[-1], origin)
         for move, start, origin in moves
         if (move.times or 1) * (move.bytes or 0) >= least
         and origins.is_sliced_again(start, is_own=False)
@@ -935,9 +948,7 @@ def _gathered_for(line, moves):
     # one dimension after the other, or all shards along a dimension of their own
     gathered = [sorted(one) for one in (whole, (*local, math.prod(counts)))]
     return _sent(
-        one
-        for one in moves
-        if any(sorted(_shape(kind)) in gathered for kind in array_types(one[1].result))
+        one for one in moves if any(sorted(_shape(kind)) in gathered for kind in one[0].results)
     )
 
 
@@ -1138,8 +1149,8 @@ def _gathered_in_loops(moves, origins):
         once = sum(move.bytes for move, *_ in gathers)
         if once * (times or 1) < max(_MUCH * total * (times is not None), 1024):
             continue
-        size = sum(int(type_bytes(array_types(start.result)[-1])) for _, start, _ in gathers)
-        names = [origin.argument or array_types(start.result)[-1] for _, start, origin in gathers]
+        size = sum(int(type_bytes(move.results[-1])) for move, *_ in gathers)
+        names = [origin.argument or move.results[-1] for move, _, origin in gathers]
         what = listed(sorted({*names}))
         often = f"{times:,} times, once in each iteration" if times else "in each iteration"
         sent = f"{bytes_text(times * once)} are sent" if times else f"{bytes_text(once)} are sent"
@@ -1151,6 +1162,7 @@ def _gathered_in_loops(moves, origins):
             f"{'its lax.all_gather' if own <= {*OPERATIONS} else 'a constraint that gathers it'} "
             f"before the loop it would be {bytes_text(once)}, and each device would hold "
             f"{bytes_text(size)} until the end of the loop",
+            sent=(times or 1) * once,
         )
 
 
@@ -1205,6 +1217,7 @@ def _summed_in_loops(moves, origins):
                     )
                     + (", which takes memory for the whole sum" if is_kept else "")
                 ),
+                sent=size,
             )
         else:
             yield Finding(
@@ -1214,6 +1227,7 @@ def _summed_in_loops(moves, origins):
                     "at least one in every iteration, for results that are only used after the "
                     "loop: keep each device's part, and sum all of them at once after the loop"
                 ),
+                sent=size,
             )
 
 
@@ -1258,7 +1272,7 @@ def of_stacks(
     for move, start, origin in moves:
         if not move.kind.startswith("all-gather") or (parts := origins.sliced_in_loop(start)) < 2:
             continue
-        gathered = array_types(start.result)[-1]
+        gathered = move.results[-1]
         size = int(type_bytes(gathered))
         yield Finding(
             "gathered before a loop",
@@ -1281,7 +1295,7 @@ def kept_for_backward(
     for move, start, origin in moves:
         is_gather = move.kind.startswith("all-gather") and origin.argument
         if is_gather and origins.is_kept_for_backward(start):
-            kind = array_types(start.result)[-1]
+            kind = move.results[-1]
             kept[kind] += int(type_bytes(kind)) * (move.times or 1)
     return dict(kept)
 
@@ -1613,10 +1627,10 @@ def of_avoidable(moves: Sequence[Any]) -> Iterator[Finding]:
             or (words.startswith("a computed index") and move.array)
         ):
             continue
-        key = move.file, move.line, words
-        sent, kinds, cause = groups.get(key, (0, (), cause))
-        groups[key] = sent + (move.total or 0), (*kinds, move.kind), re.split("[:;]", cause)[0]
-    for (file, line, words), (sent, kinds, cause) in groups.items():
+        groups.setdefault((move.file, move.line, words), []).append((move, cause))
+    for (file, line, words), group in groups.items():
+        sent, kinds = bytes_of(move for move, _ in group), [move.kind for move, _ in group]
+        cause = re.split("[:;]", group[-1][1])[0]
         # the few bytes of each member cost their latency
         if words == MEMBERS_CALLED or sent >= max(_AVOIDABLE * total, 1024):
             is_returned = words == _CALLBACK and {*kinds} == {"all-reduce"}
@@ -1626,6 +1640,12 @@ def of_avoidable(moves: Sequence[Any]) -> Iterator[Finding]:
                 "avoidable communication",
                 f"{where(file, line)}: {cause}: {several} send {bytes_text(sent)}, "
                 f"{sent / total:.0%} of all; {remedy}",
+                elements=tuple(
+                    move.group * elements_of_each(kind)
+                    for move, _ in group
+                    for kind in move.types
+                    if words.startswith("two arrays")
+                ),
             )
 
 
