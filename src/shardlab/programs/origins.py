@@ -276,7 +276,8 @@ class Origins:
         # The partitioner gives what it inserts the metadata of the operand: that line made the
         # array, and a later one needs it. A sum is part of its own line, and so is what a shard_map
         # contains.
-        inserted = own in makers and not _adds(instruction) and operation not in OPERATIONS
+        is_of_operand = own in makers or ("(" in stack and not place[1])
+        inserted = is_of_operand and not _adds(instruction) and operation not in OPERATIONS
         inserted = inserted or self._is_kept(instruction, stack, place, axes)
         return inserted or "(" not in stack or operation in _ON_THE_WAY
 

@@ -52,6 +52,7 @@ __all__ = [
     "axes_of_batch",
     "by_harm",
     "bytes_of",
+    "bytes_of_one_call",
     "constant_sizes",
     "elements_of_each",
     "gathered_dimensions",
@@ -1547,6 +1548,13 @@ def bytes_of(moves: Iterable[Any]) -> int:
     return sum(move.total or 0 for move in moves)
 
 
+def bytes_of_one_call(moves: Iterable[Any]) -> int:
+    """Bytes that a device sends in `shardlab.report.explain.Move`s of which only the run decides
+    how often they run, each time.
+    """
+    return sum(move.bytes or 0 for move in moves if move.times is None)
+
+
 LOCAL_SEARCH = (
     "where only the largest are used, take lax.top_k of each shard in a shard_map, with "
     "jax.lax.axis_index times the shard's size added to the indices, then lax.all_gather of "
@@ -1629,24 +1637,38 @@ def of_avoidable(moves: Sequence[Any]) -> Iterator[Finding]:
             continue
         groups.setdefault((move.file, move.line, words), []).append((move, cause))
     for (file, line, words), group in groups.items():
-        sent, kinds = bytes_of(move for move, _ in group), [move.kind for move, _ in group]
+        here = [move for move, _ in group]
+        kinds, most = [move.kind for move in here], max(bytes_of(here), bytes_of_one_call(here))
         cause = re.split("[:;]", group[-1][1])[0]
         # the few bytes of each member cost their latency
-        if words == MEMBERS_CALLED or sent >= max(_AVOIDABLE * total, 1024):
+        if words == MEMBERS_CALLED or most >= max(_AVOIDABLE * total, 1024):
             is_returned = words == _CALLBACK and {*kinds} == {"all-reduce"}
             remedy = _RETURNED if is_returned else _REMEDIES[words]
             several = listed([f"{kind}s" for kind in sorted(set(kinds))])
             yield Finding(
                 "avoidable communication",
-                f"{where(file, line)}: {cause}: {several} send {bytes_text(sent)}, "
-                f"{sent / total:.0%} of all; {remedy}",
+                f"{where(file, line)}: {cause}: {several} send {_amount(here, total)}; {remedy}",
                 elements=tuple(
                     move.group * elements_of_each(kind)
-                    for move, _ in group
+                    for move in here
                     for kind in move.types
                     if words.startswith("two arrays")
                 ),
             )
+
+
+def _amount(moves, total):
+    """The bytes of moves, and of those of which only the run decides how often they run."""
+    sent, once = bytes_of(moves), bytes_of_one_call(moves)
+    known = f"{bytes_text(sent)}, {sent / total:.0%} of all" if sent else ""
+    often = f"{bytes_text(once)}{_how_often(moves)}" if once else ""
+    return ", and ".join(filter(None, (known, often))) or bytes_text(0)
+
+
+def _how_often(moves):
+    """How often moves run of which only the run decides that, after their bytes."""
+    is_chosen = all(move.is_chosen for move in moves if move.times is None)
+    return " each time the branch is taken" if is_chosen else _TIME
 
 
 def of_exchanged(moves: Sequence[Any], arguments: Sequence[Any]) -> Iterator[Finding]:
@@ -1691,21 +1713,22 @@ def of_indices(
     total, places = bytes_of(moves), {}
     for move in moves:
         if move.kind == "all-gather" and move.phase != "backward" and AT_INDICES in move.cause:
-            sent, axes = places.get((move.file, move.line), (0, ()))
-            axes = dict.fromkeys((*axes, *(move.axes or ())))
-            places[move.file, move.line] = sent + (move.total or 0), tuple(axes)
-    for place, (sent, axes) in places.items():
-        if sent >= max(_LEAST * total, 1024):
+            places.setdefault((move.file, move.line), []).append(move)
+    for place, here in places.items():
+        sent, once = bytes_of(here), bytes_of_one_call(here)
+        axes = dict.fromkeys(axis for move in here for axis in move.axes or ())
+        if max(sent, once) >= max(_LEAST * total, 1024):
             along = f" along {' and '.join(axes)}" if axes else ""
+            amount = bytes_text(sent) if sent else f"{bytes_text(once)}{_how_often(here)}"
             yield Finding(
                 "indices gathered",
-                f"{where(*place)}: the shards of an array are gathered{along}, {bytes_text(sent)}, "
+                f"{where(*place)}: the shards of an array are gathered{along}, {amount}, "
                 "because XLA does not split an update of a fixed slice, as in .at[a:b].set. "
                 + ("lax.dynamic_update_slice, or " if windows[place] else "")
                 + ".at[jnp.arange(a, b)].set writes the same values, and each device those of its "
                 "own shard"
                 if place in windows
-                else f"{where(*place)}: {bytes_text(sent)} of indices and values are gathered"
+                else f"{where(*place)}: {amount} of indices and values are gathered"
                 f"{along}, because an update at computed indices may write to any device's shard. "
                 "If each row of a sharded dimension writes to itself, say so: jax.vmap over that "
                 "dimension of lax.dynamic_update_slice, or jnp.where with a mask, sends nothing",

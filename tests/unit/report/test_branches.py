@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.experimental import io_callback
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from steps import grid, line, pod_of, struct
 
+from shardlab.arrays.layout import bytes_text
 from shardlab.report.explain import explain
 
 pytestmark = pytest.mark.reads("src/shardlab")
@@ -145,3 +147,79 @@ def test_a_branch_whose_result_is_declared_replicated_is_told(f):
     on_stages = jax.jit(jax.shard_map(own, mesh=LINE, in_specs=P(), out_specs=P()))
     report = explain(on_stages, struct(LINE, (4,)))
     assert bool(told(report)) == (f is chosen), report
+
+
+# --- What a branch sends --------------------------------------------------------------------------
+
+ROWS = grid((8,), ("data",))
+
+
+def saves(x):
+    io_callback(lambda x: None, None, x)  # saves
+    return x
+
+
+def sums(x):
+    return jnp.cumsum(x, 0)  # sums
+
+
+def sorts(x):
+    return jnp.sort(x, 0)  # sorts
+
+
+def sorts_in_shards(x):
+    return jnp.sort(x, 1)
+
+
+def saves_own(x):
+    own = jax.shard_map(lambda x: io_callback(lambda x: None, None, x), mesh=ROWS, **TO_NONE)
+    own(x)
+    return x
+
+
+TO_NONE = {"in_specs": P("data"), "out_specs": P()}
+
+
+def chosen_once(f, x, flag):
+    return lax.cond(flag > 0, f, lambda x: x, jnp.sin(x))
+
+
+def chosen_at_times(f, x, flag):
+    """In every fifth step."""
+    step = lambda x, n: (lax.cond(n % 5 == flag, f, lambda x: x, jnp.sin(x)), None)  # noqa: E731
+    return lax.scan(step, x, jnp.arange(10))[0]
+
+
+def repeated(f, x, flag):
+    return lax.while_loop(lambda x: x.sum() > flag, lambda x: f(jnp.sin(x)), x)
+
+
+AROUND = [chosen_once, chosen_at_times, repeated]
+ON_CPU = [
+    (f, around, "cpu") for f in (saves, sums, sorts_in_shards, saves_own) for around in AROUND
+]
+ON_TPU = [(f, chosen_at_times, "v5e:2x4") for f in (sorts, sorts_in_shards)]  # it splits cumsums
+
+
+@pytest.mark.parametrize(("f", "around", "backend"), ON_CPU + ON_TPU)
+def test_what_a_branch_gathers_is_told_with_the_bytes_of_one_call(f, around, backend):
+    x, flag = struct(ROWS, (1024, 256), "data"), struct(ROWS, (), dtype="int32")
+    report = explain(jax.jit(lambda x, n: around(f, x, n)), x, flag, mesh=pod_of(backend))
+    says = [one.says for one in report.findings if one.title == "avoidable communication"]
+    if f in (sorts_in_shards, saves_own):
+        assert not says, report
+        return
+    assert len(says) == 1 and line(f, f"# {f.__name__}") in says[0], report
+    often = ", and how often, only the run" if around is repeated else " the branch is taken"
+    once = explain(jax.jit(lambda x: f(jnp.sin(x))), x, mesh=pod_of(backend)).bytes
+    assert f"send {bytes_text(once)} each time{often}" in says[0]
+
+
+def test_of_a_line_that_also_runs_without_a_branch_both_are_told():
+    def f(x, flag):
+        x = sums(x)
+        return lax.cond(flag > 0, sums, lambda x: x, jnp.sin(x))
+
+    report = explain(jax.jit(f), struct(ROWS, (1024, 256), "data"), struct(ROWS, (), dtype="int32"))
+    (says,) = (one.says for one in report.findings if one.title == "avoidable communication")
+    assert "send 918 kB, 100% of all, and 918 kB each time the branch is taken" in says
