@@ -183,7 +183,7 @@ def explain(
     if wrapper == "pmap" and is_trained:
         found += findings.of_unsummed(report.moves, arrays, results)
     if not is_gradient:  # which replaces no argument
-        found += findings.of_replacement(arrays, results, judgement.forward)
+        found += findings.of_replacement(arrays, results, judgement.forward, made)
         found += findings.of_unplaced(arrays, results)
     values = jax.tree.leaves((args, kwargs))
     chosen = [*calls.of_unplaced_data(arrays, results, report.moves, values)]

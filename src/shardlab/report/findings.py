@@ -82,6 +82,7 @@ __all__ = [
     "of_varying",
     "of_widening",
     "repeated_products",
+    "replacements",
     "unreplaced",
 ]  # fmt: skip
 
@@ -513,7 +514,10 @@ def gathered_dimensions(
 
 
 def of_replacement(
-    arguments: Sequence[Any], results: Sequence[Any], forward: Collection[str] = ()
+    arguments: Sequence[Any],
+    results: Sequence[Any],
+    forward: Collection[str] = (),
+    made: Sequence[Collection[int]] | None = None,
 ) -> Iterator[Finding]:
     """Results with another sharding than the argument that they replace in the next call.
 
@@ -521,23 +525,9 @@ def of_replacement(
       arguments, results: as `shardlab.report.explain.Array`s.
       forward: the names of the arguments that the forward pass uses. Of others, such as an
         optimiser's state, their own sharding may be why.
+      made: what the results are made from; None if unknown: then their types decide.
     """
-    same = Counter(map(_layout, arguments)) & Counter(map(_layout, results))
-    old, new = {}, {}
-    for arrays, unmatched, left in ((arguments, old, same.copy()), (results, new, same.copy())):
-        for array in sorted(arrays, key=lambda array: array.name):
-            if left[_layout(array)]:
-                left[_layout(array)] -= 1
-            else:
-                unmatched.setdefault(array.type, []).append(array)
-    is_step = _is_step(arguments, results)
-    pairs = [
-        (result, array)
-        for kind in new
-        for result, array in zip(new[kind], old.get(kind, ()), strict=False)
-        if (array.donated or is_step) and array.whole >= 1024 and array.spec and result.spec
-    ]
-    if pairs:
+    if pairs := replacements(arguments, results, made):
         result, array = pairs[0]
         what = f"{result.name} has the type of {array.name}"
         if len(pairs) > 1:
@@ -556,6 +546,72 @@ def of_replacement(
             ),
             arguments=tuple(array.number for _, array in pairs if array.name not in forward),
         )
+
+
+def replacements(
+    arguments: Sequence[Any],
+    results: Sequence[Any],
+    made: Sequence[Collection[int]] | None = None,
+) -> list[tuple[Any, Any]]:
+    """The results of a step with another sharding than the argument that they replace: pairs of
+    both.
+
+    Args:
+      arguments, results: as `shardlab.report.explain.Array`s.
+      made: what the results are made from; None if unknown: then their types decide.
+    """
+    pairs = [] if made is None else _by_making(arguments, results, made)
+    known = {id(one) for pair in pairs for one in pair}
+    arguments_left, results_left = (
+        sorted((one for one in arrays if id(one) not in known), key=lambda array: array.name)
+        for arrays in (arguments, results)
+    )
+    same = Counter(map(_layout, arguments_left)) & Counter(map(_layout, results_left))
+    old, new = {}, {}
+    for arrays, unmatched in ((arguments_left, old), (results_left, new)):
+        left = same.copy()
+        for array in arrays:
+            if left[_layout(array)]:
+                left[_layout(array)] -= 1
+            else:
+                unmatched.setdefault(array.type, []).append(array)
+    pairs += [pair for kind in new for pair in zip(new[kind], old.get(kind, ()), strict=False)]
+    is_step = _is_step(arguments, results)
+    return [
+        (result, array)
+        for result, array in sorted(pairs, key=lambda pair: pair[0].name)
+        if _layout(result) != _layout(array) and (array.donated or is_step)
+        if array.whole >= 1024 and array.spec and result.spec
+    ]
+
+
+def _by_making(arguments, results, made):
+    """Pairs of a result and the argument of its type from which it is made: of what is made from
+    several, as parameters are from their moments, those that no other result is made from.
+    """
+    numbers, possible = {array.number: array for array in arguments}, []
+    for result, sources in zip(results, made, strict=True):
+        alike = [numbers[n] for n in sources if n in numbers and numbers[n].type == result.type]
+        possible += [
+            (
+                (
+                    len(alike),
+                    _path(result.name) != _path(array.name),
+                    _layout(result) != _layout(array),
+                    result.name,
+                    array.name,
+                ),
+                result,
+                array,
+            )
+            for array in alike
+        ]
+    pairs, known = [], set()
+    for _, result, array in sorted(possible, key=lambda one: one[0]):
+        if known.isdisjoint((id(result), id(array))):
+            known |= {id(result), id(array)}
+            pairs.append((result, array))
+    return pairs
 
 
 def listed(names: Sequence[str]) -> str:
