@@ -30,7 +30,16 @@ from shardlab.programs.hlo import promised
 from shardlab.programs.inherited import Inheritance, inherited_axes
 from shardlab.programs.repeated import repeated
 from shardlab.programs.varying import are_checked, mismatches
-from shardlab.report import accepted, calls, captured, carried, findings, promoted, storage
+from shardlab.report import (
+    accepted,
+    calls,
+    captured,
+    carried,
+    findings,
+    gradients,
+    promoted,
+    storage,
+)
 from shardlab.report.judgement import judge
 from shardlab.report.moves import Move, summed
 from shardlab.report.names import own_names, renamed, wrapper_of
@@ -150,11 +159,13 @@ def explain(
     # an axis that a constraint drops is not lacking in the arguments
     mesh_left = {axis: size for axis, size in report.mesh.items() if axis not in judgement.lost}
     gathered = findings.gathered_dimensions(located.collectives)
+    likes = gradients.lacking(arrays, results, made, is_gradient) if is_trained else {}
     found = [
         *again,
+        *gradients.of_lacking(likes, arrays, results, mesh_left),
         *findings.of_arrays(
             arrays,
-            results,
+            gradients.without(results, likes),
             mesh_left,
             report.devices,
             judgement.forward,

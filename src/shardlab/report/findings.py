@@ -58,6 +58,7 @@ __all__ = [
     "gathered_dimensions",
     "is_at",
     "kept_for_backward",
+    "layout_of",
     "listed",
     "of_added",
     "of_apart",
@@ -273,17 +274,19 @@ def of_arrays(
     # of a program without a backward pass nothing tells parameters from caches
     state = [array for array in arguments if is_differentiated and array.name not in data_names]
     rows = [*_replicated("replicated", advised, total, "the arguments", mesh, forward, state=state)]
-    known = Counter(map(_layout, arguments))
+    known = Counter(map(layout_of, arguments))
     # of the others the argument tells
-    unknown_results = [result for result in results if _layout(result) not in known]
+    unknown_results = [result for result in results if layout_of(result) not in known]
     total += sum(array.bytes for array in results)
     whose = "arguments and results"
     rows += _replicated("replicated result", unknown_results, total, whose, mesh, gathered=gathered)
     yield from (finding for _, finding in sorted(rows, key=lambda row: -row[0]))
 
 
-def _layout(array):
-    """An array's type, and how it is stored: equal for specs that mean the same."""
+def layout_of(array: Any) -> tuple[str, str, str]:
+    """The type of a `shardlab.report.explain.Array`, and how it is stored: equal for specs that
+    mean the same.
+    """
     return array.type, array.shard, re.sub(r"(?:(?:, |(?<=\())None)+\)$", ")", array.spec)
 
 
@@ -566,13 +569,13 @@ def replacements(
         sorted((one for one in arrays if id(one) not in known), key=lambda array: array.name)
         for arrays in (arguments, results)
     )
-    same = Counter(map(_layout, arguments_left)) & Counter(map(_layout, results_left))
+    same = Counter(map(layout_of, arguments_left)) & Counter(map(layout_of, results_left))
     old, new = {}, {}
     for arrays, unmatched in ((arguments_left, old), (results_left, new)):
         left = same.copy()
         for array in arrays:
-            if left[_layout(array)]:
-                left[_layout(array)] -= 1
+            if left[layout_of(array)]:
+                left[layout_of(array)] -= 1
             else:
                 unmatched.setdefault(array.type, []).append(array)
     pairs += [pair for kind in new for pair in zip(new[kind], old.get(kind, ()), strict=False)]
@@ -580,7 +583,7 @@ def replacements(
     return [
         (result, array)
         for result, array in sorted(pairs, key=lambda pair: pair[0].name)
-        if _layout(result) != _layout(array) and (array.donated or is_step)
+        if layout_of(result) != layout_of(array) and (array.donated or is_step)
         if array.whole >= 1024 and array.spec and result.spec
     ]
 
@@ -597,7 +600,7 @@ def _by_making(arguments, results, made):
                 (
                     len(alike),
                     _path(result.name) != _path(array.name),
-                    _layout(result) != _layout(array),
+                    layout_of(result) != layout_of(array),
                     result.name,
                     array.name,
                 ),
@@ -645,11 +648,11 @@ def of_batch(
         backward pass none, since what is whole may be a weight.
     """
     roots = _roots(arguments)
-    known, named_axes = Counter(map(_layout, results)), set()
+    known, named_axes = Counter(map(layout_of, results)), set()
     data = [
         array
         for array in sorted(arguments, key=lambda array: -array.bytes)
-        if array.spec and not array.donated and not known[_layout(array)] and array.bytes >= 1024
+        if array.spec and not array.donated and not known[layout_of(array)] and array.bytes >= 1024
     ]
     batch = axes_of_batch(arguments, [array.name for array in data] if multiplied else ())
     for array in data:
@@ -722,7 +725,7 @@ def of_unplaced(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator[Fi
     Args:
       arguments, results: as `shardlab.report.explain.Array`s.
     """
-    known = Counter(map(_layout, results))
+    known = Counter(map(layout_of, results))
     same_path = {
         (path, result.type) for result in results if result.spec and (path := _path(result.name))
     }
@@ -730,7 +733,7 @@ def of_unplaced(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator[Fi
         array
         for array in arguments
         if array.placed is False
-        and known[_layout(array)] > 0
+        and known[layout_of(array)] > 0
         and (array.whole >= 1024 or (_path(array.name), array.type) in same_path)
     ]
     are_placed = any(array.placed or (array.placed is None and array.spec) for array in arguments)
@@ -835,12 +838,14 @@ def _replaced(arguments, results, made):
     every = {array.number for array in arguments}
     sources = made if made is not None else [every] * len(results)
     for array in sorted(arguments, key=lambda array: not array.donated):
-        fitting = [n for n, result in left.items() if _layout(result) == _layout(array)]
+        fitting = [n for n, result in left.items() if layout_of(result) == layout_of(array)]
         new = [n for n in fitting if array.number in sources[n]]
         if not array.donated:
             fitting = new
             if len(results) == 1 and any(
-                other != array and _layout(other) == _layout(array) and other.number in sources[0]
+                other != array
+                and layout_of(other) == layout_of(array)
+                and other.number in sources[0]
                 for other in arguments
             ):
                 continue  # which of them?
