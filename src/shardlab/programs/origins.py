@@ -279,7 +279,8 @@ class Origins:
         # The partitioner gives what it inserts the metadata of the operand: that line made the
         # array, and a later one needs it. A sum is part of its own line, and so is what a shard_map
         # contains.
-        inserted = own in makers and not _adds(instruction) and operation not in OPERATIONS
+        is_of_operand = own in makers or ("(" in stack and not place[1])
+        inserted = is_of_operand and not _adds(instruction) and operation not in OPERATIONS
         inserted = inserted or self._is_kept(instruction, stack, place, axes)
         return inserted or "(" not in stack or operation in _ON_THE_WAY
 
@@ -449,7 +450,8 @@ class Origins:
         while caller is not None:
             callers.insert(0, caller)
             caller = self._callers.get(caller[0].name)
-        ends = self._uses.ends(instruction.home, instruction.name, tuple(callers))
+        end = _waiting(instruction)
+        ends = self._uses.ends(end.home, end.name, tuple(callers))
         return any("transpose(" in self._metadata(user.line)[0] for user in ends)
 
     @promised()
@@ -1065,6 +1067,15 @@ def _end(instruction):
     end = instruction.name.replace("-start", "-done")
     is_split = "-start" in instruction.name and end in instruction.home.lines
     return instruction.home[end] if is_split else instruction
+
+
+def _waiting(instruction):
+    """The fusion that waits for what another one starts, as in programs for TPUs; another
+    instruction itself.
+    """
+    here, started = instruction.home, {*instruction.channels("Start")}
+    ends = (here[name] for name, line in here.lines.items() if started and " fusion(" in line)
+    return next((end for end in ends if started.intersection(end.channels("Done"))), instruction)
 
 
 def _is_stored(stack, use, argument):

@@ -59,6 +59,9 @@ class Mismatch:
         are added over devices, "indices" if devices look up the same places, each in its own shard,
         "decisions" if each device draws for itself whether it takes what another one has sent,
         "branches" if each decides for itself whether it takes the branch that has a collective,
+        "backward branches" if it is the backward pass that has put the collective there, "branch"
+        if the result of a branch that each device chooses does not vary by its type, and is
+        declared replicated, and "gradient" if a gradient is, because of such a branch,
         "quotients" if quotients by each device's own sum are added, "backward" if the backward pass
         of a sum over devices adds what is equal on them, and "defensive" if that of a whole
         shard_map does; "again" if a sum adds what has been added along the same axes, and "rows" if
@@ -135,6 +138,8 @@ def _of_a_map(equation):
             if differing := {axis for axis in axes - _named(spec) if sizes[axis] > 1}:
                 kind = "exchanged" if differing <= walk.exchanged else "result"
                 yield Mismatch(kind, tuple(sorted(differing)), number, function, file, line)
+    else:
+        yield from _of_branches(equation, walk.mistyped, results, specs, function)
     kinds = (
         ("noise", walk.noisy),
         ("samples", walk.samples),
@@ -142,6 +147,7 @@ def _of_a_map(equation):
         ("quotients", walk.averaged),
         ("decisions", [] if walk.is_grouped else walk.decided),
         ("branches", walk.parted),
+        ("backward branches", walk.parted_backward),
     )
     marked = [(kind, places[:1]) for kind, places in kinds]
     if not equation.params.get("check_vma", True):
@@ -154,6 +160,21 @@ def _of_a_map(equation):
         for axes, place in places:
             where = place if place[1] else (file, line)
             yield Mismatch(kind, tuple(sorted(axes)), 0, function, *where)
+
+
+def _of_branches(equation, mistyped, results, specs, function):
+    """The mismatch of a shard_map in which JAX takes for equal what differs, because the result of
+    a `lax.cond` has the axes of what goes into it, and not those of the predicate.
+    """
+    is_gradient, stack = is_backward(equation), str(equation.source_info.name_stack)
+    if "jvp(" in stack and not is_gradient:
+        return  # results that the backward pass gets are declared nowhere
+    for along, place in mistyped[:1]:
+        for number, ((axes, _), spec) in enumerate(zip(results, specs, strict=True)):
+            if differing := (axes & along) - _named(spec):
+                kind = "gradient" if is_gradient else "branch"
+                yield Mismatch(kind, tuple(sorted(differing)), number, function, *place)
+                return
 
 
 class _Body:
@@ -169,6 +190,8 @@ class _Body:
         # the axes along which that is so; and where one decides about the other.
         self.coins, self.received, self.decided = {}, {}, []
         self.parted = []  # where devices part, and a branch has a collective between them
+        # the same in a backward pass; and where they part, and the result is equal by its type
+        self.parted_backward, self.mistyped, self.is_backward = [], [], False
         # Numbers of devices, and whether one is computed with: two devices may have one key then.
         self.numbers, self.is_grouped = {}, False
         self.divided = {}  # for each dimension the axes, of what is an argument of the shard_map
@@ -180,6 +203,7 @@ class _Body:
 
     def mapped(self, equation):
         """The results of a shard_map."""
+        self.is_backward = is_backward(equation)
         body, specs = opened(equation.params["jaxpr"]), equation.params["in_specs"]
         self.divided |= {
             variable: by_dimension(spec, len(getattr(variable.aval, "shape", ())), self.sizes)
@@ -223,9 +247,7 @@ class _Body:
         if name == "cond":
             branches = [self.run(opened(branch), values[1:]) for branch in params["branches"]]
             chosen = values[0][0]
-            sent = frozenset().union(*(_sent_along(opened(one)) for one in params["branches"]))
-            if along := {axis for axis in chosen & sent if self.sizes.get(axis, 1) > 1}:
-                self.parted.append((along, place_of(equation)))
+            self._note_branches(equation, chosen)
             return [
                 (chosen.union(*(axes for axes, _ in results)), all(noise for _, noise in results))
                 for results in zip(*branches, strict=True)
@@ -316,6 +338,24 @@ class _Body:
             along = {axis for axis in along if self.sizes[axis] > 1}
             if along and not all(taken):
                 self.decided.append((along, place_of(equation)))
+
+    def _note_branches(self, equation, chosen):
+        """Notes a lax.cond about which devices decide for themselves, although a branch has a
+        collective between them, or a result does not vary along their axis by its type.
+        """
+        branches = map(opened, equation.params["branches"])
+        along = chosen & frozenset().union(*map(_sent_along, branches))
+        varying = _varying(equation.invars[0])
+        typed = varying - frozenset.intersection(varying, *map(_varying, equation.outvars))
+        along, typed = (
+            {axis for axis in axes if self.sizes.get(axis, 1) > 1} for axes in (along, typed)
+        )
+        if along:
+            is_backward = self.is_backward or is_in_backward(self.stack)
+            parted = self.parted_backward if is_backward else self.parted
+            parted.append((along, place_of(equation)))
+        elif typed:
+            self.mistyped.append((typed, place_of(equation)))
 
     def _note_quotients(self, equation, values):
         """Notes numbers that are quotients by a sum of each device's own, as of a mask, and where
@@ -443,6 +483,12 @@ def parts_of_scan(equation: Any, body: Any) -> tuple[int, int]:
 
 def _either(one, other):
     return one[0] | other[0], one[1] and other[1]
+
+
+def _varying(atom):
+    """The axes along which a value of a jaxpr differs by its type; none without `check_vma`."""
+    kind = getattr(atom.aval, "manual_axis_type", None)  # from JAX 0.10
+    return frozenset(getattr(kind or atom.aval, "varying" if kind else "vma", ()))
 
 
 def is_backward(equation: Any) -> bool:

@@ -36,6 +36,7 @@ from shardlab.report import (
     captured,
     carried,
     findings,
+    gradients,
     promoted,
     scattered,
     storage,
@@ -159,11 +160,13 @@ def explain(
     # an axis that a constraint drops is not lacking in the arguments
     mesh_left = {axis: size for axis, size in report.mesh.items() if axis not in judgement.lost}
     gathered = findings.gathered_dimensions(located.collectives)
+    likes = gradients.lacking(arrays, results, made, is_gradient) if is_trained else {}
     found = [
         *again,
+        *gradients.of_lacking(likes, arrays, results, mesh_left),
         *findings.of_arrays(
             arrays,
-            results,
+            gradients.without(results, likes),
             mesh_left,
             report.devices,
             judgement.forward,
@@ -193,7 +196,7 @@ def explain(
     if wrapper == "pmap" and is_trained:
         found += findings.of_unsummed(report.moves, arrays, results)
     if not is_gradient:  # which replaces no argument
-        found += findings.of_replacement(arrays, results, judgement.forward)
+        found += findings.of_replacement(arrays, results, judgement.forward, made)
         found += findings.of_unplaced(arrays, results)
     values = jax.tree.leaves((args, kwargs))
     chosen = [*calls.of_unplaced_data(arrays, results, report.moves, values)]
@@ -209,7 +212,8 @@ def explain(
     found += report.findings
     if is_followed:
         found = accepted.with_accepted_specs(found, jaxpr, shardings)
-    found = tuple(findings.by_harm(found, _spare_axes(report, arrays)))
+    stored = {array.number: findings.elements_of_each(array.shard) for array in arrays}
+    found = tuple(findings.by_harm(found, _spare_axes(report, arrays), stored))
     alone = report.devices == 1 and backend == jax.default_backend()
     idle = jax.device_count() - 1 if alone else 0
     report = replace(

@@ -53,11 +53,13 @@ __all__ = [
     "axes_of_batch",
     "by_harm",
     "bytes_of",
+    "bytes_of_one_call",
     "constant_sizes",
     "elements_of_each",
     "gathered_dimensions",
     "is_at",
     "kept_for_backward",
+    "layout_of",
     "listed",
     "of_added",
     "of_apart",
@@ -82,6 +84,7 @@ __all__ = [
     "of_varying",
     "of_widening",
     "repeated_products",
+    "replacements",
     "unreplaced",
     "unused_donations",
 ]  # fmt: skip
@@ -124,6 +127,8 @@ class Finding:
       remedy: what to do in a form that can be compiled; None if there is none.
       tried: what compiling the remedy has shown; None if it was not asked for.
       arguments: the numbers of the arguments that it is about, where another finding may be why.
+      elements: of the arrays that it is about, where an argument of these sizes may be why.
+      sent: bytes of what it is about, where these tell which of several findings is first.
     """
 
     title: str
@@ -131,11 +136,15 @@ class Finding:
     remedy: Remedy | None = field(default=None, compare=False)
     tried: Trial | None = field(default=None, compare=False)
     arguments: tuple[int, ...] = field(default=(), compare=False)
+    elements: tuple[int, ...] = field(default=(), compare=False)
+    sent: int = field(default=0, compare=False)
 
 
 # The titles of findings, what costs most or is wrong first.
 _HARM = (
-    "replicated but different", "gradients not summed", "added over samples", "added twice",
+    "compiles again",  # which is asked for
+    "replicated but different", "gradients not summed", "gradient of one branch",
+    "added over samples", "added twice",
     "rows of devices added",
     "same noise", "fixed key", "decided by each device", "indices into other shards",
     "mean of quotients",
@@ -145,28 +154,33 @@ _HARM = (
     "columns after columns", "gathered for a small weight", "reshape of shards",
     "gathered before a cast", "gathered before an index", "full rematerialisation",
     "data without an axis", "repeated work", "replicated, perhaps different",
-    "summed in a loop", "summed apart", "gathered in a loop", "gathered several times",
+    ("summed in a loop", "gathered in a loop"), "summed apart", "gathered several times",
     "sum larger than its operand", "loop that devices share", "indices gathered",
     "avoidable communication", "float32 products",
     "many small collectives", "result on one device",
     "gathered before a loop", "stored in other shards",
-    "compiles again", "other sharding", "not placed",
+    "other sharding", "not placed",
     "largest temporaries",
     ("replicated", "replicated result"), "closed-over constant",
     "not donated", "donation not used", "bf16 widened",
 )  # fmt: skip
 
 
-def by_harm(found: Iterable[Finding], spare: Collection[str] = ()) -> list[Finding]:
+def by_harm(
+    found: Iterable[Finding],
+    spare: Collection[str] = (),
+    stored: Mapping[int, int] = types.MappingProxyType({}),
+) -> list[Finding]:
     """Findings in the order in which to look at them: wrong results, repeated work, communication,
-    memory.
+    memory; of those that are equal in words the first.
 
     Args:
       found: the findings.
       spare: the mesh axes along which no argument is in shards: where most of the arguments could
         be, their replication is why devices repeat products, and comes before that.
+      stored: the elements that a device stores of each argument, by its number.
     """
-    found = list(found)
+    found = list(dict.fromkeys(found))
     shares = (
         int(share[1])
         for one in found
@@ -184,6 +198,7 @@ def by_harm(found: Iterable[Finding], spare: Collection[str] = ()) -> list[Findi
     whole = {
         n for one in found if one.title == "replicated" and one.remedy for n, _ in one.remedy.specs
     }
+    elements = {stored.get(number) for number in whole}
     is_before = re.compile(r": (a loop \(scan, map\)|a reshape \(as)").search
 
     def place(finding):
@@ -193,11 +208,13 @@ def by_harm(found: Iterable[Finding], spare: Collection[str] = ()) -> list[Findi
             return places["data without an axis"] - 1 / 2
         if finding.title == "other sharding" and whole & {*finding.arguments}:
             return places["replicated"] + 1 / 2
+        if finding.elements and {*finding.elements} <= elements:
+            return places["replicated"] + 1 / 2
         if is_spared and finding.says.startswith(_REPEATED):
             return places["replicated"] + 1 / 2
         return places[finding.title]
 
-    return sorted(found, key=place)
+    return sorted(found, key=lambda finding: (place(finding), -finding.sent))
 
 
 def of_arrays(
@@ -264,7 +281,7 @@ def of_arrays(
     better = better_specs(arguments, results, computed, made, mesh)
     kind = "replicated", advised, total, "the arguments"
     rows = [*_replicated(*kind, mesh, forward, state=state, better=better)]
-    known = Counter(map(_layout, arguments))
+    known = Counter(map(layout_of, arguments))
     # of the others the argument tells
     asked = dict(zip((one.name for one in results), (lost for _, lost in computed), strict=False))
     unknown_results = [  # without the axes along which a constraint asks for all of them
@@ -272,7 +289,7 @@ def of_arrays(
             one, replicated=tuple(a for a in one.replicated if a not in asked.get(one.name, ()))
         )
         for one in results
-        if _layout(one) not in known
+        if layout_of(one) not in known
     ]
     total += sum(array.bytes for array in results)
     whose = "arguments and results"
@@ -281,8 +298,10 @@ def of_arrays(
     yield from (finding for _, finding in sorted(rows, key=lambda row: -row[0]))
 
 
-def _layout(array):
-    """An array's type, and how it is stored: equal for specs that mean the same."""
+def layout_of(array: Any) -> tuple[str, str, str]:
+    """The type of a `shardlab.report.explain.Array`, and how it is stored: equal for specs that
+    mean the same.
+    """
     return array.type, array.shard, re.sub(r"(?:(?:, |(?<=\())None)+\)$", ")", array.spec)
 
 
@@ -525,13 +544,16 @@ def gathered_dimensions(
     for move, start, _ in moves:
         dimensions = start.numbers("dimensions")
         if move.kind == "all-gather" and len(move.axes or ()) == len(dimensions) == 1:
-            for kind in array_types(start.result):
+            for kind in move.results:
                 found[_shape(kind), move.axes[0]] = dimensions[0]
     return found
 
 
 def of_replacement(
-    arguments: Sequence[Any], results: Sequence[Any], forward: Collection[str] = ()
+    arguments: Sequence[Any],
+    results: Sequence[Any],
+    forward: Collection[str] = (),
+    made: Sequence[Collection[int]] | None = None,
 ) -> Iterator[Finding]:
     """Results with another sharding than the argument that they replace in the next call.
 
@@ -539,23 +561,9 @@ def of_replacement(
       arguments, results: as `shardlab.report.explain.Array`s.
       forward: the names of the arguments that the forward pass uses. Of others, such as an
         optimiser's state, their own sharding may be why.
+      made: what the results are made from; None if unknown: then their types decide.
     """
-    same = Counter(map(_layout, arguments)) & Counter(map(_layout, results))
-    old, new = {}, {}
-    for arrays, unmatched, left in ((arguments, old, same.copy()), (results, new, same.copy())):
-        for array in sorted(arrays, key=lambda array: array.name):
-            if left[_layout(array)]:
-                left[_layout(array)] -= 1
-            else:
-                unmatched.setdefault(array.type, []).append(array)
-    is_step = _is_step(arguments, results)
-    pairs = [
-        (result, array)
-        for kind in new
-        for result, array in zip(new[kind], old.get(kind, ()), strict=False)
-        if (array.donated or is_step) and array.whole >= 1024 and array.spec and result.spec
-    ]
-    if pairs:
+    if pairs := replacements(arguments, results, made):
         result, array = pairs[0]
         what = f"{result.name} has the type of {array.name}"
         if len(pairs) > 1:
@@ -574,6 +582,72 @@ def of_replacement(
             ),
             arguments=tuple(array.number for _, array in pairs if array.name not in forward),
         )
+
+
+def replacements(
+    arguments: Sequence[Any],
+    results: Sequence[Any],
+    made: Sequence[Collection[int]] | None = None,
+) -> list[tuple[Any, Any]]:
+    """The results of a step with another sharding than the argument that they replace: pairs of
+    both.
+
+    Args:
+      arguments, results: as `shardlab.report.explain.Array`s.
+      made: what the results are made from; None if unknown: then their types decide.
+    """
+    pairs = [] if made is None else _by_making(arguments, results, made)
+    known = {id(one) for pair in pairs for one in pair}
+    arguments_left, results_left = (
+        sorted((one for one in arrays if id(one) not in known), key=lambda array: array.name)
+        for arrays in (arguments, results)
+    )
+    same = Counter(map(layout_of, arguments_left)) & Counter(map(layout_of, results_left))
+    old, new = {}, {}
+    for arrays, unmatched in ((arguments_left, old), (results_left, new)):
+        left = same.copy()
+        for array in arrays:
+            if left[layout_of(array)]:
+                left[layout_of(array)] -= 1
+            else:
+                unmatched.setdefault(array.type, []).append(array)
+    pairs += [pair for kind in new for pair in zip(new[kind], old.get(kind, ()), strict=False)]
+    is_step = _is_step(arguments, results)
+    return [
+        (result, array)
+        for result, array in sorted(pairs, key=lambda pair: pair[0].name)
+        if layout_of(result) != layout_of(array) and (array.donated or is_step)
+        if array.whole >= 1024 and array.spec and result.spec
+    ]
+
+
+def _by_making(arguments, results, made):
+    """Pairs of a result and the argument of its type from which it is made: of what is made from
+    several, as parameters are from their moments, those that no other result is made from.
+    """
+    numbers, possible = {array.number: array for array in arguments}, []
+    for result, sources in zip(results, made, strict=True):
+        alike = [numbers[n] for n in sources if n in numbers and numbers[n].type == result.type]
+        possible += [
+            (
+                (
+                    len(alike),
+                    _path(result.name) != _path(array.name),
+                    layout_of(result) != layout_of(array),
+                    result.name,
+                    array.name,
+                ),
+                result,
+                array,
+            )
+            for array in alike
+        ]
+    pairs, known = [], set()
+    for _, result, array in sorted(possible, key=lambda one: one[0]):
+        if known.isdisjoint((id(result), id(array))):
+            known |= {id(result), id(array)}
+            pairs.append((result, array))
+    return pairs
 
 
 def listed(names: Sequence[str]) -> str:
@@ -607,11 +681,11 @@ def of_batch(
         backward pass none, since what is whole may be a weight.
     """
     roots = _roots(arguments)
-    known, named_axes = Counter(map(_layout, results)), set()
+    known, named_axes = Counter(map(layout_of, results)), set()
     data = [
         array
         for array in sorted(arguments, key=lambda array: -array.bytes)
-        if array.spec and not array.donated and not known[_layout(array)] and array.bytes >= 1024
+        if array.spec and not array.donated and not known[layout_of(array)] and array.bytes >= 1024
     ]
     batch = axes_of_batch(arguments, [array.name for array in data] if multiplied else ())
     for array in data:
@@ -684,7 +758,7 @@ def of_unplaced(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator[Fi
     Args:
       arguments, results: as `shardlab.report.explain.Array`s.
     """
-    known = Counter(map(_layout, results))
+    known = Counter(map(layout_of, results))
     same_path = {
         (path, result.type) for result in results if result.spec and (path := _path(result.name))
     }
@@ -692,7 +766,7 @@ def of_unplaced(arguments: Sequence[Any], results: Sequence[Any]) -> Iterator[Fi
         array
         for array in arguments
         if array.placed is False
-        and known[_layout(array)] > 0
+        and known[layout_of(array)] > 0
         and (array.whole >= 1024 or (_path(array.name), array.type) in same_path)
     ]
     are_placed = any(array.placed or (array.placed is None and array.spec) for array in arguments)
@@ -834,12 +908,14 @@ def _replaced(arguments, results, made):
     every = {array.number for array in arguments}
     sources = made if made is not None else [every] * len(results)
     for array in sorted(arguments, key=lambda array: not array.donated):
-        fitting = [n for n, result in left.items() if _layout(result) == _layout(array)]
+        fitting = [n for n, result in left.items() if layout_of(result) == layout_of(array)]
         new = [n for n in fitting if array.number in sources[n]]
         if not array.donated:
             fitting = new
             if len(results) == 1 and any(
-                other != array and _layout(other) == _layout(array) and other.number in sources[0]
+                other != array
+                and layout_of(other) == layout_of(array)
+                and other.number in sources[0]
                 for other in arguments
             ):
                 continue  # which of them?
@@ -902,7 +978,7 @@ def of_partitioner(
         )
         return
     gathers = [
-        (array_types(start.result)[-1], origin)
+        (move.results[-1], origin)
         for move, start, origin in moves
         if (move.times or 1) * (move.bytes or 0) >= least
         and origins.is_sliced_again(start, is_own=False)
@@ -1026,9 +1102,7 @@ def _gathered_for(line, moves):
     # one dimension after the other, or all shards along a dimension of their own
     gathered = [sorted(one) for one in (whole, (*local, math.prod(counts)))]
     return _sent(
-        one
-        for one in moves
-        if any(sorted(_shape(kind)) in gathered for kind in array_types(one[1].result))
+        one for one in moves if any(sorted(_shape(kind)) in gathered for kind in one[0].results)
     )
 
 
@@ -1239,8 +1313,8 @@ def _gathered_in_loops(moves, origins):
         once = sum(move.bytes for move, *_ in gathers)
         if once * (times or 1) < max(_MUCH * total * (times is not None), 1024):
             continue
-        size = sum(int(type_bytes(array_types(start.result)[-1])) for _, start, _ in gathers)
-        names = [origin.argument or array_types(start.result)[-1] for _, start, origin in gathers]
+        size = sum(int(type_bytes(move.results[-1])) for move, *_ in gathers)
+        names = [origin.argument or move.results[-1] for move, _, origin in gathers]
         what = listed(sorted({*names}))
         often = f"{times:,} times, once in each iteration" if times else "in each iteration"
         sent = f"{bytes_text(times * once)} are sent" if times else f"{bytes_text(once)} are sent"
@@ -1252,6 +1326,7 @@ def _gathered_in_loops(moves, origins):
             f"{'its lax.all_gather' if own <= {*OPERATIONS} else 'a constraint that gathers it'} "
             f"before the loop it would be {bytes_text(once)}, and each device would hold "
             f"{bytes_text(size)} until the end of the loop",
+            sent=(times or 1) * once,
         )
 
 
@@ -1306,6 +1381,7 @@ def _summed_in_loops(moves, origins):
                     )
                     + (", which takes memory for the whole sum" if is_kept else "")
                 ),
+                sent=size,
             )
         else:
             yield Finding(
@@ -1315,6 +1391,7 @@ def _summed_in_loops(moves, origins):
                     "at least one in every iteration, for results that are only used after the "
                     "loop: keep each device's part, and sum all of them at once after the loop"
                 ),
+                sent=size,
             )
 
 
@@ -1359,7 +1436,7 @@ def of_stacks(
     for move, start, origin in moves:
         if not move.kind.startswith("all-gather") or (parts := origins.sliced_in_loop(start)) < 2:
             continue
-        gathered = array_types(start.result)[-1]
+        gathered = move.results[-1]
         size = int(type_bytes(gathered))
         yield Finding(
             "gathered before a loop",
@@ -1382,7 +1459,7 @@ def kept_for_backward(
     for move, start, origin in moves:
         is_gather = move.kind.startswith("all-gather") and origin.argument
         if is_gather and origins.is_kept_for_backward(start):
-            kind = array_types(start.result)[-1]
+            kind = move.results[-1]
             kept[kind] += int(type_bytes(kind)) * (move.times or 1)
     return dict(kept)
 
@@ -1486,6 +1563,32 @@ def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Findin
                 f"along {along}: a device that takes another branch never joins it, and the "
                 "program hangs. Let all of them decide alike, by a random key that is the same on "
                 "all, or by jax.lax.pmax of the decision; or take the collective out of the branch",
+            )
+        elif kind in ("branch", "gradient"):
+            is_gradient = kind == "gradient"
+            yield Finding(
+                "gradient of one branch" if is_gradient else "replicated but different",
+                f"{place}: devices along {along} decide for themselves in the shard_map of "
+                f"`{mapped}` which branch of this lax.cond they take, but what goes into it does "
+                f"not vary along {along}, so JAX takes its result for equal on all of them: "
+                + (
+                    "the gradients of all devices are added too early, and each device has that "
+                    "of its own branch alone"
+                    if is_gradient
+                    else f"result {numbers[0]} is declared replicated, and each device has its own"
+                )
+                + f'. Write jax.lax.pcast(x, {axes!r}, to="varying") before the lax.cond for each '
+                "x that goes into it, also where its branches close over x",
+            )
+        elif kind == "backward branches":
+            yield Finding(
+                "decided by each device",
+                f"{place}: devices along {along} decide for themselves in the shard_map of "
+                f"`{mapped}` which branch of this lax.cond they take. What goes into it does not "
+                f"vary along {along}, so the backward pass of a branch adds along {along}, but a "
+                "device that takes another branch never joins it: the program hangs, or the "
+                f'gradient is wrong. Write jax.lax.pcast(x, {axes!r}, to="varying") before the '
+                "lax.cond for each x that goes into it, also where its branches close over x",
             )
         elif kind == "quotients":
             yield Finding(
@@ -1608,6 +1711,13 @@ def bytes_of(moves: Iterable[Any]) -> int:
     return sum(move.total or 0 for move in moves)
 
 
+def bytes_of_one_call(moves: Iterable[Any]) -> int:
+    """Bytes that a device sends in `shardlab.report.explain.Move`s of which only the run decides
+    how often they run, each time.
+    """
+    return sum(move.bytes or 0 for move in moves if move.times is None)
+
+
 LOCAL_SEARCH = (
     "where only the largest are used, take lax.top_k of each shard in a shard_map, with "
     "jax.lax.axis_index times the shard's size added to the indices, then lax.all_gather of "
@@ -1688,20 +1798,40 @@ def of_avoidable(moves: Sequence[Any]) -> Iterator[Finding]:
             or (words.startswith("a computed index") and move.array)
         ):
             continue
-        key = move.file, move.line, words
-        sent, kinds, cause = groups.get(key, (0, (), cause))
-        groups[key] = sent + (move.total or 0), (*kinds, move.kind), re.split("[:;]", cause)[0]
-    for (file, line, words), (sent, kinds, cause) in groups.items():
+        groups.setdefault((move.file, move.line, words), []).append((move, cause))
+    for (file, line, words), group in groups.items():
+        here = [move for move, _ in group]
+        kinds, most = [move.kind for move in here], max(bytes_of(here), bytes_of_one_call(here))
+        cause = re.split("[:;]", group[-1][1])[0]
         # the few bytes of each member cost their latency
-        if words == MEMBERS_CALLED or sent >= max(_AVOIDABLE * total, 1024):
+        if words == MEMBERS_CALLED or most >= max(_AVOIDABLE * total, 1024):
             is_returned = words == _CALLBACK and {*kinds} == {"all-reduce"}
             remedy = _RETURNED if is_returned else _REMEDIES[words]
             several = listed([f"{kind}s" for kind in sorted(set(kinds))])
             yield Finding(
                 "avoidable communication",
-                f"{where(file, line)}: {cause}: {several} send {bytes_text(sent)}, "
-                f"{sent / total:.0%} of all; {remedy}",
+                f"{where(file, line)}: {cause}: {several} send {_amount(here, total)}; {remedy}",
+                elements=tuple(
+                    move.group * elements_of_each(kind)
+                    for move in here
+                    for kind in move.types
+                    if words.startswith("two arrays")
+                ),
             )
+
+
+def _amount(moves, total):
+    """The bytes of moves, and of those of which only the run decides how often they run."""
+    sent, once = bytes_of(moves), bytes_of_one_call(moves)
+    known = f"{bytes_text(sent)}, {sent / total:.0%} of all" if sent else ""
+    often = f"{bytes_text(once)}{_how_often(moves)}" if once else ""
+    return ", and ".join(filter(None, (known, often))) or bytes_text(0)
+
+
+def _how_often(moves):
+    """How often moves run of which only the run decides that, after their bytes."""
+    is_chosen = all(move.is_chosen for move in moves if move.times is None)
+    return " each time the branch is taken" if is_chosen else _TIME
 
 
 def of_exchanged(moves: Sequence[Any], arguments: Sequence[Any]) -> Iterator[Finding]:
@@ -1746,21 +1876,22 @@ def of_indices(
     total, places = bytes_of(moves), {}
     for move in moves:
         if move.kind == "all-gather" and move.phase != "backward" and AT_INDICES in move.cause:
-            sent, axes = places.get((move.file, move.line), (0, ()))
-            axes = dict.fromkeys((*axes, *(move.axes or ())))
-            places[move.file, move.line] = sent + (move.total or 0), tuple(axes)
-    for place, (sent, axes) in places.items():
-        if sent >= max(_LEAST * total, 1024):
+            places.setdefault((move.file, move.line), []).append(move)
+    for place, here in places.items():
+        sent, once = bytes_of(here), bytes_of_one_call(here)
+        axes = dict.fromkeys(axis for move in here for axis in move.axes or ())
+        if max(sent, once) >= max(_LEAST * total, 1024):
             along = f" along {' and '.join(axes)}" if axes else ""
+            amount = bytes_text(sent) if sent else f"{bytes_text(once)}{_how_often(here)}"
             yield Finding(
                 "indices gathered",
-                f"{where(*place)}: the shards of an array are gathered{along}, {bytes_text(sent)}, "
+                f"{where(*place)}: the shards of an array are gathered{along}, {amount}, "
                 "because XLA does not split an update of a fixed slice, as in .at[a:b].set. "
                 + ("lax.dynamic_update_slice, or " if windows[place] else "")
                 + ".at[jnp.arange(a, b)].set writes the same values, and each device those of its "
                 "own shard"
                 if place in windows
-                else f"{where(*place)}: {bytes_text(sent)} of indices and values are gathered"
+                else f"{where(*place)}: {amount} of indices and values are gathered"
                 f"{along}, because an update at computed indices may write to any device's shard. "
                 "If each row of a sharded dimension writes to itself, say so: jax.vmap over that "
                 "dimension of lax.dynamic_update_slice, or jnp.where with a mask, sends nothing",

@@ -10,7 +10,7 @@ from typing import Any
 
 from shardlab.arrays.layout import bytes_text, counted
 from shardlab.programs.collectives import Collective
-from shardlab.programs.hlo import Instruction, array_types, type_bytes
+from shardlab.programs.hlo import Instruction, type_bytes
 from shardlab.programs.inherited import Inheritance, corrected, text_of
 from shardlab.programs.origins import Origin, Origins, where
 from shardlab.report.findings import Finding, bytes_of, elements_of_each, is_at
@@ -58,8 +58,8 @@ def of_gathered_again(
         sent, once = (of(move.bytes for move, *_ in gathers) for of in (sum, max))
         if len(gathers) < 2 or sent - once < max(_LEAST * total, 1024):
             continue
-        _, start, origin = max(gathers, key=lambda gather: gather[0].bytes)
-        whole = array_types(start.result)[-1]
+        largest, _, origin = max(gathers, key=lambda gather: gather[0].bytes)
+        whole = largest.results[-1]
         places = Counter(where(one.file, one.line) for *_, one in gathers if one.line)
         lines = " and ".join(
             f"{place} ({counted(times, 'time')})" if times > 1 else place
@@ -289,7 +289,7 @@ def gathered_by_specs(
                 _is_again(inheritance, loss) or origins.is_sliced_again(start)
             ):
                 continue
-            whole = elements_of_each(array_types(start.result)[-1])
+            whole = elements_of_each(move.results[-1])
             is_same = names.get(loss.argument, "") == origin.argument
             if is_same and elements_of_each(loss.type) % max(whole, 1) == 0:
                 found.append((one, loss))

@@ -161,6 +161,7 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
     repeats = located.repeats / math.prod(mesh[axis] for axis in axes)
     saved = findings.saved_by_gathering_again(kept, located.program, origins)
     kept = sum(kept.values())
+    found = tuple(dict.fromkeys(found))
     return Judgement(found, kept, saved, repeats, forward, axes, bool(at_fault))
 
 

@@ -49,6 +49,7 @@ class Move:
         most three frames, such as `("block.py:9 from step.py:4",)`, or the lines in which several
         differ first.
       others: how many results beside `array` they add for, where the compiler has joined several.
+      is_chosen: whether they run only where a branch is taken, as of a `jax.lax.cond`.
     """
 
     kind: str
@@ -69,6 +70,7 @@ class Move:
     made: str = ""
     callers: tuple[str, ...] = ()
     others: int = 0
+    is_chosen: bool = False
 
     @property
     def total(self) -> int | None:
@@ -166,6 +168,7 @@ def _move(located, collective, start, chip):
         operation="",
         array="",
         cause="",
+        is_chosen=bool(collective.branches),
     )
 
 

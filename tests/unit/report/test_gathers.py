@@ -125,6 +125,71 @@ def test_gathered_once_it_sends_what_the_finding_says():
     assert f"would be {gathers[1] / 1e6:.2f} MB" in said(before, "gathered several times")[0].says
 
 
+def two_products(layout):
+    """A product of rows in shards with two weights in columns, each in a checkpoint of its own."""
+    project = jax.checkpoint(lambda x, w: x @ w)  # two_products
+
+    def step(weights, x):
+        gate, up, down = weights
+        x = to(x * 2.0, *layout)
+        y = to((jax.nn.silu(project(x, gate)) * project(x, up)) @ down, "data")
+        return jnp.mean(y**2)
+
+    return jax.value_and_grad(step)
+
+
+TWO = (
+    [struct(ROW, (256, 1024), None, "data")] * 2 + [struct(ROW, (1024, 256), "data")],
+    struct(ROW, (512, 256), "data"),
+)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
+def test_what_is_gathered_has_the_type_of_the_array(backend):
+    """An asynchronous gather of a TPU is a tuple with semaphores."""
+    report = explain(two_products(["data"]), *TWO, mesh=pod_of(backend))
+    found = [one.says for one in said(report, "gathered several times")]
+    assert found and all("u32" not in one for one in found), report
+    assert any("[512,256] is gathered 2 times" in one for one in found)
+    sizes = {"cpu": "524 kB", "v5e:2x4": "262 kB"}
+    assert all(f"each device would hold {sizes[backend]}" in one for one in found)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
+def test_a_weight_that_is_gathered_in_the_background_is_kept_too(backend):
+    def step(weights, x):
+        def loss(weights):
+            h = x
+            for w in weights:
+                h = to(jnp.tanh(h @ to(w)), "data")
+            return jnp.mean(h**2)
+
+        return jax.tree.map(lambda w, g: w - g, weights, jax.grad(loss)(weights))
+
+    weights = [struct(ROW, (512, 512), "data")] * 3
+    f = jax.jit(step, donate_argnums=0, out_shardings=[w.sharding for w in weights])
+    report = explain(f, weights, struct(ROW, (64, 512), "data"), mesh=pod_of(backend))
+    each = 512 * 512 * (4 if backend == "cpu" else 2)  # a TPU sends bfloat16
+    assert report.memory["gathered"] == 2 * each, report  # nothing goes back to the first input
+
+
+def test_findings_equal_in_words_are_one():
+    """The gathers of the forward pass, and those of the backward pass."""
+
+    def project(x, w):
+        return to(x, "data") @ w
+
+    def step(weights, x):
+        gate, up, down = weights
+        x = x * 2.0
+        gate, up = jax.checkpoint(project)(x, gate), jax.checkpoint(project)(x, up)
+        return jnp.mean(((jax.nn.silu(gate) * up) @ down) ** 2)
+
+    report = explain(jax.value_and_grad(step), *TWO)
+    assert len(said(report, "gathered several times")) == 1, report
+    assert len(set(report.findings)) == len(report.findings)
+
+
 # --- Sums larger than what could be gathered ------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
-from jax.sharding import AxisType, PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from steps import grid, struct
 
 from shardlab.report.explain import explain
@@ -135,3 +135,65 @@ def test_the_name_of_an_axis_decides_nothing(axis):
 
     assert titles((axis,), (None, axis))[:1] == ["data without an axis"]
     assert titles((None, axis), (axis,)) == []
+
+
+# --- Which result replaces a donated argument -----------------------------------------------------
+
+
+def added(x, y):
+    return x + 1, y * 2
+
+
+def written_into(x, y):
+    return lax.dynamic_update_slice(x, jnp.ones((1, 256), x.dtype), (3, 0)), y * 2
+
+
+def summed(x, y):
+    """The second argument is not donated, and both results are made from it."""
+    return x + jnp.tanh(y), y * 2
+
+
+def carried_on(x, y):
+    return lax.scan(lambda x, row: (x.at[row].add(1.0), None), x, jnp.arange(4))[0], y * 2
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers")
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("f", [added, summed, written_into, carried_on])
+def test_of_results_of_one_type_the_one_that_is_made_from_it_replaces_an_argument(
+    f, dtype, is_turned, kind
+):
+    mesh = grid((2, 4), ("i", "x"), kind)
+    x, y = struct(mesh, (256, 256), dtype=dtype), struct(mesh, (256, 256), "x", dtype=dtype)
+    step = (lambda x, y: f(x, y)[::-1]) if is_turned else f
+    with jax.set_mesh(mesh):
+        for spec in (("x",), ()):
+            layouts = NamedSharding(mesh, P(*spec)), y.sharding
+            layouts = layouts[::-1] if is_turned else layouts
+            report = explain(jax.jit(step, donate_argnums=0, out_shardings=layouts), x, y)
+            says = [one.says for one in report.findings if one.title == "other sharding"]
+            assert len(says) == (spec == ("x",)), report
+            name = f"result[{int(is_turned)}] has the type of x, but the sharding"
+            assert all(one.startswith(name) for one in says), says
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers")
+@pytest.mark.parametrize("is_other", [False, True])
+def test_moments_are_paired_before_the_parameters_that_are_made_from_them(is_other):
+    mesh = grid((8,), ("x",))
+
+    def step(w, m, v, x):
+        g = jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+        m, v = 0.9 * m + g, 0.9 * v + g * g
+        return w - m / (jnp.sqrt(v) + 1), m, v
+
+    w, x = struct(mesh, (256, 256), "x"), struct(mesh, (512, 256), "x")
+    other = NamedSharding(mesh, P(None, "x")) if is_other else w.sharding
+    layouts = w.sharding, w.sharding, other
+    f = jax.jit(step, donate_argnums=(0, 1, 2), out_shardings=layouts)
+    report = explain(f, w, w, w, x)
+    says = [one.says for one in report.findings if one.title == "other sharding"]
+    assert len(says) == is_other, report
+    assert all(one.startswith("result[2] has the type of v, but") for one in says)
