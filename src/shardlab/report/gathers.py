@@ -290,7 +290,10 @@ def gathered_by_specs(
             ):
                 continue
             whole = elements_of_each(move.results[-1])
-            is_same = names.get(loss.argument, "") == origin.argument
+            is_same = names.get(loss.argument, "") == origin.argument or (
+                # XLA may gather what it is computed from, element by element
+                loss.argument is None and _is_again(inheritance, loss)
+            )
             if is_same and elements_of_each(loss.type) % max(whole, 1) == 0:
                 found.append((one, loss))
                 break
@@ -313,7 +316,12 @@ def of_in_specs(
       names: those of the program's arguments, by their numbers.
       inheritance: what following the program has shown.
     """
+    seen = set()
     for (move, *_), loss in gathered:
+        key = loss.place.file, loss.place.line, loss.place.callers[:1], loss.number, loss.axis
+        if key in seen:  # the backward pass has its own
+            continue
+        seen.add(key)
         name = names.get(loss.argument) or f"its argument {loss.number}"
         if _is_again(inheritance, loss):
             yield Finding(
@@ -322,8 +330,8 @@ def of_in_specs(
                 f"along {loss.axis}, and in_specs gather it, {bytes_text(move.bytes or 0)}, so the "
                 f"devices along {loss.axis} compute the same, and what is returned is divided "
                 f"along {loss.axis} again: write {corrected([loss])} in place of "
-                f"{text_of(loss.spec)}, in out_specs too, and let sums over devices name "
-                f"{loss.axis} as well",
+                f"{text_of(loss.spec)}, in out_specs too, and reduce over {loss.axis} as well what "
+                f"is reduced along dimension {loss.dimension}",
             )
             continue
         yield Finding(

@@ -518,3 +518,57 @@ def test_micro_batches_over_an_axis_of_weights_are_told(
     if is_told:
         assert found[0] is report.findings[0] and "params['up'] has model" in found[0].says
         assert 'write P(None, "data")' in found[0].says
+
+
+# --- Specs of a shard_map after which all devices compute the same --------------------------------
+
+
+def scaled(spec):
+    """A sum over all of an array, by which each element is scaled."""
+
+    def own(x):
+        return jnp.tanh(x * lax.psum(jnp.sum(x), spec[0]))
+
+    mapped = jax.shard_map(own, mesh=GRID, in_specs=P(*spec), out_specs=P(*spec))  # here
+    return lambda x: to(mapped(jnp.sin(x)) * 2, ("data", "model"), mesh=GRID)
+
+
+def ranked(spec):
+    """Each device needs the whole dimension."""
+    own = lambda x: jnp.sort(x, 0)  # noqa: E731
+    mapped = jax.shard_map(own, mesh=GRID, in_specs=P(*spec), out_specs=P(*spec))
+    return lambda x: to(mapped(x), ("data", "model"), mesh=GRID)
+
+
+def returned_whole(spec):
+    own = lambda x: jnp.tanh(x)  # noqa: E731
+    mapped = jax.shard_map(own, mesh=GRID, in_specs=P(*spec), out_specs=P(*spec))
+    return jax.jit(mapped)
+
+
+def by_index(spec):
+    """Devices compute something else of what they have in common."""
+
+    def own(x):
+        return lax.psum(jnp.tanh(x * (1 + lax.axis_index("model"))), "model")
+
+    mapped = jax.shard_map(own, mesh=GRID, in_specs=P("data"), out_specs=P("data"))
+    return lambda x: to(mapped(x), ("data", "model"), mesh=GRID)
+
+
+@pytest.mark.parametrize("is_gradient", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
+@pytest.mark.parametrize("program", [scaled, ranked, returned_whole, by_index])
+def test_in_specs_that_gather_what_all_devices_then_compute_are_told(
+    program, backend, dtype, is_gradient
+):
+    x = struct(GRID, (4096, 256), ("data", "model"), dtype=dtype)
+    for spec in (("data",), (("data", "model"),)):
+        f = program(spec)
+        if is_gradient:
+            f = jax.grad(lambda x, f=f: jnp.mean(f(x).astype("float32") ** 2))
+        report = explain(jax.jit(f), x, mesh=pod_of(backend))
+        found = said(report, "gathered by in_specs")
+        assert len(found) == (program is scaled and spec == ("data",)), report
+        assert all('write P(("data", "model")) in place of P("data")' in one.says for one in found)
