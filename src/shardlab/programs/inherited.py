@@ -1063,7 +1063,7 @@ class _Follower:
         computed = set().union(*(value.named for value in sides if value.argument is None))
         kept = set().union(*self._kept(equation, sides))  # as the columns of tensor parallelism
         self.shown.entered |= lost
-        for loss in lost:
+        for loss in sorted(lost, key=_order):  # a set has another one in each process
             by_loss = self.shown.repeated
             if loss.axis in named:
                 is_of_batch = not loss.dimension and loss.argument is None
@@ -1750,6 +1750,10 @@ def _flops(equation):
         return 2 * out * math.prod(left[d] for d in contracted)
     numbers = equation.params["dimension_numbers"]
     return 2 * out * math.prod(right) // max(right[numbers.rhs_spec[0]], 1)
+
+
+def _order(loss):
+    return loss.place.file, loss.place.line, loss.axis, loss.dimension, loss.number
 
 
 def corrected(losses: Sequence[Loss]) -> str:

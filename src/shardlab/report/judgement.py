@@ -63,11 +63,19 @@ def judge(located: Located, moves: Sequence[Move]) -> Judgement:
         lost = specs.lost_axes(compiled.inheritance, moves, again, firsts)
         of_data = [*specs.of_batch_axes(compiled.inheritance, compiled.names, data)]
         found += of_data or specs.of_lost_axes(compiled.inheritance, lost, again, mesh)
-        regained = [*specs.of_regained(compiled.inheritance, moves, lost)]
+        held = [
+            *specs.of_held(
+                compiled.inheritance, compiled.names, compiled.data, mesh, compiled.stored
+            )
+        ]
+        found += held
+        places = {one.says.partition(": ")[0] for one in held}
+        regained = [
+            one
+            for one in specs.of_regained(compiled.inheritance, moves, lost)
+            if one.says.partition(": ")[0] not in places
+        ]
         found += regained
-        found += specs.of_held(
-            compiled.inheritance, compiled.names, compiled.data, mesh, compiled.stored
-        )
         found += specs.of_picked(compiled.inheritance, moves)
         found += specs.of_stored(compiled.inheritance, moves, compiled.names)
         found += specs.of_taken_rows(compiled.inheritance, moves, compiled.names, data)

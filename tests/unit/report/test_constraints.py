@@ -81,8 +81,8 @@ def test_data_on_another_axis_than_all_constraints_ask_for_are_told_themselves(a
     }
     batch = {name: struct(MESH, (16, 128, 256), axis) for name in "xy"}
     report = explain(jax.jit(jax.grad(two_halves)), ws, batch, mesh=pod_of(backend))
-    if axis == "data":
-        assert report.findings == (), report
+    if axis == "data":  # a gradient without out_shardings is whole
+        assert {one.title for one in report.findings} <= {"replicated result"}, report
         return
     first = report.findings[0]
     assert first.title == "order of axes", report
