@@ -1784,6 +1784,8 @@ def of_temporaries(
       saved: bytes of gathered arguments that a device would hold less if it gathered them again.
     """
     kept = [row for row in temporaries if is_differentiated and row.phase == "forward"]
+    # no gradient goes through integers, such as random bits
+    kept = [row for row in kept if not re.match(r"[su]\d", row.type)]
     kept = [row for row in kept if row.is_stack or row.count > 2]
     # what a loop carries has no operation that makes it, unlike what its body computes
     carried = [row for row in temporaries if is_differentiated and row.is_stack and not row.phase]
@@ -1810,18 +1812,18 @@ def of_temporaries(
         )
     elif not is_stacked and is_gathered:
         return  # to gather again would save nothing
-    elif is_stacked or kept_bytes > max(2 / 3 * peak, least):
+    elif is_stacked or sizes["temporaries"] >= kept_bytes > max(2 / 3 * peak, least):
         row = stacks[0] if is_stacked else kept[0]
-        what = "of each iteration of a loop" if row.is_stack else "of each of several layers"
+        what = " of each iteration of a loop" if row.is_stack else ""
         remedy = (
             "jax.checkpoint around the body of the loop keeps only what the loop carries"
             if row.is_stack
-            else "jax.checkpoint around a layer keeps only its input, and lax.scan over stacked "
-            "layers reuses their memory"
+            else "if several layers run it, jax.checkpoint around a layer keeps only its input, "
+            "and lax.scan over stacked layers reuses their memory"
         )
         yield Finding(
             "largest temporaries",
-            f"{where(row.file, row.line)}: {bytes_text(kept_bytes)} {what} are kept for the "
+            f"{where(row.file, row.line)}: {bytes_text(kept_bytes)}{what} are kept for the "
             f"backward pass, {kept_bytes / peak:.0%} of what a device holds at once, most of them "
             f"{row.count} × {row.type}, made by {row.operation or 'it'}; {remedy}",
         )
