@@ -55,6 +55,7 @@ __all__ = [
     "constant_sizes",
     "elements_of_each",
     "gathered_dimensions",
+    "in_line",
     "is_at",
     "kept_for_backward",
     "listed",
@@ -207,6 +208,7 @@ def of_arrays(
     gathered: Mapping[tuple, int] = types.MappingProxyType({}),
     is_differentiated: bool = False,
     made: Sequence[Collection[int]] | None = None,
+    entered: Mapping[tuple[int, str], Any] = types.MappingProxyType({}),
 ) -> Iterator[Finding]:
     """Replicated arguments and results that could be sharded, or results on one device.
 
@@ -221,6 +223,7 @@ def of_arrays(
       is_differentiated: whether the program has a backward pass: then data are whole on purpose
         along the axes of weights that do not divide a batch, as with tensor parallelism.
       made: what the results are made from; None if unknown: then their types decide.
+      entered: where a shard_map gets an argument whole along an axis, by its number and the axis.
     """
     if devices == 1 < math.prod(mesh.values()):
         for array in results:
@@ -256,7 +259,8 @@ def of_arrays(
     ]
     # of a program without a backward pass nothing tells parameters from caches
     state = [array for array in arguments if is_differentiated and array.name not in data_names]
-    rows = [*_replicated("replicated", advised, total, "the arguments", mesh, forward, state=state)]
+    whose = "the arguments"
+    rows = [*_replicated("replicated", advised, total, whose, mesh, forward, {}, state, entered)]
     known = Counter(map(_layout, arguments))
     # of the others the argument tells
     unknown_results = [result for result in results if _layout(result) not in known]
@@ -312,7 +316,7 @@ def _roots(arrays):
     }
 
 
-def _replicated(title, arrays, total, whose, mesh, forward=(), gathered=None, state=()):
+def _replicated(title, arrays, total, whose, mesh, forward=(), gathered=None, state=(), entered=()):
     groups, least, roots = {}, {}, _roots(arrays)
     usual, names_of_state = _usual_axes(state, mesh), {array.name for array in state}
     for array in arrays:
@@ -357,6 +361,14 @@ def _replicated(title, arrays, total, whose, mesh, forward=(), gathered=None, st
         )
         are_divided = all(array.bytes < array.whole for array, _ in group)
         often = ", along which most of what the step keeps is in shards" if are_divided else ""
+        places = [entered[key] for one, _ in group if (key := (one.number, axis)) in entered]
+        in_specs = (
+            f"; in_specs of the shard_map{in_line(places[0])} keep "
+            f"{'it' if len(group) == 1 else 'them'} whole: let these name {axis} too, and gather "
+            "in the function what it needs whole"
+            if places
+            else ""
+        )
         is_used = any(array.name in forward for array, _ in group)
         yield (
             saved((total_bytes, axis)) * (1 if is_used else 1.01),
@@ -372,10 +384,16 @@ def _replicated(title, arrays, total, whose, mesh, forward=(), gathered=None, st
                         else f"in shards along {axis}, which divides dimension {dimensions}, it "
                         f"would be {bytes_text(total_bytes // ways)}"
                     )
+                    + in_specs
                 ),
                 remedy if title == "replicated" else None,
             ),
         )
+
+
+def in_line(place: Any) -> str:
+    """Where something is, as in "the shard_map in step.py:12"; "" if it is not known."""
+    return f" in {where(place.file, place.line)}" if place.line else ""
 
 
 def _named(names, root):
