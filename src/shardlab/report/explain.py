@@ -163,6 +163,7 @@ def explain(
             is_trained,
             made,
             followed.entered_whole,
+            sizes["peak"],
         ),
     ]
     if jaxpr is not None:

@@ -152,7 +152,7 @@ _HARM = (
     "compiles again", "other sharding", "not placed",
     "largest temporaries",
     ("replicated", "replicated result"), "closed-over constant",
-    "not donated", "donation not used", "bf16 widened",
+    "donation not used", "not donated", "bf16 widened",
 )  # fmt: skip
 
 
@@ -209,6 +209,7 @@ def of_arrays(
     is_differentiated: bool = False,
     made: Sequence[Collection[int]] | None = None,
     entered: Mapping[tuple[int, str], Any] = types.MappingProxyType({}),
+    peak: int = 0,
 ) -> Iterator[Finding]:
     """Replicated arguments and results that could be sharded, or results on one device.
 
@@ -224,6 +225,7 @@ def of_arrays(
         along the axes of weights that do not divide a batch, as with tensor parallelism.
       made: what the results are made from; None if unknown: then their types decide.
       entered: where a shard_map gets an argument whole along an axis, by its number and the axis.
+      peak: bytes that a device holds at once, of which what is whole has to be a part that counts.
     """
     if devices == 1 < math.prod(mesh.values()):
         for array in results:
@@ -260,7 +262,8 @@ def of_arrays(
     # of a program without a backward pass nothing tells parameters from caches
     state = [array for array in arguments if is_differentiated and array.name not in data_names]
     whose = "the arguments"
-    rows = [*_replicated("replicated", advised, total, whose, mesh, forward, {}, state, entered)]
+    beside = forward, {}, state, entered, peak
+    rows = [*_replicated("replicated", advised, total, whose, mesh, *beside)]
     known = Counter(map(_layout, arguments))
     # of the others the argument tells
     unknown_results = [result for result in results if _layout(result) not in known]
@@ -280,19 +283,22 @@ def unreplaced(
 ) -> frozenset[str]:
     """The names of the arguments that no result can replace, as it replaces parameters.
 
+    What is donated is meant to be replaced, unless no result has its type, nor is made from it.
+
     Args:
       arguments, results: as `shardlab.report.explain.Array`s.
       made: what the results are made from; None if unknown: then their types decide, as they do
         for results that are new values of no argument.
     """
-    replaced = set()
+    replaced, types_of_results = set(), {one.type for one in results}
     for number, result in enumerate(results):
         alike = {one.number for one in arguments if one.type == result.type}
         new = {n for n in alike if made is not None and n in made[number]}
         replaced |= new or alike  # a gradient is a new value of none
-    return frozenset(
-        array.name for array in arguments if not array.donated and array.number not in replaced
-    )
+    kept = {one.number for one in arguments if made is None or one.type in types_of_results}
+    kept |= set().union(*(made or ()))
+    replaced |= {one.number for one in arguments if one.donated and one.number in kept}
+    return frozenset(array.name for array in arguments if array.number not in replaced)
 
 
 def axes_of_batch(arguments: Sequence[Any], data: Collection[str]) -> frozenset[str]:
@@ -316,7 +322,9 @@ def _roots(arrays):
     }
 
 
-def _replicated(title, arrays, total, whose, mesh, forward=(), gathered=None, state=(), entered=()):
+def _replicated(
+    title, arrays, total, whose, mesh, forward=(), gathered=None, state=(), entered=(), peak=0
+):
     groups, least, roots = {}, {}, _roots(arrays)
     usual, names_of_state = _usual_axes(state, mesh), {array.name for array in state}
     for array in arrays:
@@ -360,6 +368,8 @@ def _replicated(title, arrays, total, whose, mesh, forward=(), gathered=None, st
             else _in_shards(group, axis)
         )
         are_divided = all(array.bytes < array.whole for array, _ in group)
+        if total_bytes < _LEAST * peak and not likes and not are_divided:
+            continue  # and nothing tells that shards were meant
         often = ", along which most of what the step keeps is in shards" if are_divided else ""
         places = [entered[key] for one, _ in group if (key := (one.number, axis)) in entered]
         in_specs = (
