@@ -371,14 +371,6 @@ def _replicated(
         if total_bytes < _LEAST * peak and not likes and not are_divided:
             continue  # and nothing tells that shards were meant
         often = ", along which most of what the step keeps is in shards" if are_divided else ""
-        places = [entered[key] for one, _ in group if (key := (one.number, axis)) in entered]
-        in_specs = (
-            f"; in_specs of the shard_map{in_line(places[0])} keep "
-            f"{'it' if len(group) == 1 else 'them'} whole: let these name {axis} too, and gather "
-            "in the function what it needs whole"
-            if places
-            else ""
-        )
         is_used = any(array.name in forward for array, _ in group)
         yield (
             saved((total_bytes, axis)) * (1 if is_used else 1.01),
@@ -394,11 +386,23 @@ def _replicated(
                         else f"in shards along {axis}, which divides dimension {dimensions}, it "
                         f"would be {bytes_text(total_bytes // ways)}"
                     )
-                    + in_specs
+                    + _kept_by_in_specs(group, axis, entered)
                 ),
                 remedy if title == "replicated" else None,
             ),
         )
+
+
+def _kept_by_in_specs(group, axis, entered):
+    """What has to change with the specs of arrays that a shard_map gets whole along an axis."""
+    places = [entered[key] for one, _ in group if (key := (one.number, axis)) in entered]
+    if not places:
+        return ""
+    return (
+        f"; in_specs of the shard_map{in_line(places[0])} keep "
+        f"{'it' if len(group) == 1 else 'them'} whole: let these name {axis} too, and gather in "
+        "the function what it needs whole"
+    )
 
 
 def in_line(place: Any) -> str:
