@@ -397,6 +397,8 @@ class Inheritance:
       dropped: all losses by in_specs, also those after which no product is repeated.
       alike: those of them along whose axis all devices compute the same in the shard_map, element
         by element or as sums.
+      entered_whole: the `Site` of the shard_map that gets an argument whole along an axis by its
+        in_specs, by (argument, axis).
       contiguous: the (file, line) of reshapes of arrays in shards, after which these are still
         contiguous.
       windows: the (file, line) of updates of a slice of a dimension that is in shards, and whether
@@ -451,6 +453,7 @@ class Inheritance:
     moved: dict[Moved, Site] = field(default_factory=dict)
     dropped: set[Loss] = field(default_factory=set)
     alike: set[Loss] = field(default_factory=set)
+    entered_whole: dict[tuple[int, str], Site] = field(default_factory=dict)
     contiguous: set[tuple[str, int]] = field(default_factory=set)
     windows: dict[tuple[str, int], bool] = field(default_factory=dict)
     products: dict[tuple[str, int], tuple[set, set]] = field(default_factory=dict)
@@ -1442,6 +1445,9 @@ class _Follower:
             rank = len(getattr(variable.aval, "shape", ()))
             named = {axis for axes in by_dimension(spec, rank, sizes) for axis in axes}
             inputs.append(_Value(((),) * rank, None, value.lost, frozenset(named)))
+            argument = value.scaled if value.argument is None else value.argument
+            for axis in manual.keys() - named if argument is not None else ():
+                self.shown.entered_whole.setdefault((argument, axis), self._place(equation))
             for d, axes in enumerate(value.axes):
                 lost |= {
                     Loss(

@@ -89,9 +89,12 @@ class _Walk:
         self.is_wanted = is_wanted
         self.writers = {}  # what writes a part of a temporary, by its name
         self.results = frozenset()  # the names of what the program returns
+        self.counted = set()  # the names of the temporaries that are wanted
 
-    def peak(self, here: Computation, arguments: list) -> tuple[int, list]:
-        """The most bytes of temporaries that a computation holds at once, and these by name."""
+    def peak(self, here: Computation, arguments: list, in_loop: bool = False) -> tuple[int, list]:
+        """The most bytes of temporaries that a computation holds at once, and these by name; of the
+        body of a loop beside what it carries.
+        """
         order = [here[name] for name in here.lines]
         values, last, made = {}, {}, {}
         for step, instruction in enumerate(order):
@@ -108,10 +111,12 @@ class _Walk:
                 if (key := (here.name, instruction.name, place)) in _leaves(value)
                 and self.is_wanted(instruction, kind)
             ]
+            self.counted |= {key for key, _ in made[instruction.name]}
         kept = _leaves(values.get(here.root, frozenset()))
+        carried = self._in_memory_of_carried(values.get(here.root), arguments) if in_loop else ()
         most, at_most, held = 0, [], {}
         for step, instruction in enumerate(order):
-            held |= made[instruction.name]
+            held |= (row for row in made[instruction.name] if row[0] not in carried)
             used = [values.get(name, frozenset()) for name in instruction.names]
             inside = [self.peak(*entered) for entered in _entered(instruction, used)]
             inner_bytes, inner = max(inside, key=lambda peak: peak[0], default=(0, []))
@@ -122,6 +127,16 @@ class _Walk:
                 del held[key]
         self.results = kept  # at last those of the program itself
         return most, at_most
+
+    def _in_memory_of_carried(self, root, arguments):
+        """The results of a loop's body that are in the memory of what the loop carries, where this
+        is counted: compilers copy before the loop what cannot be written over.
+        """
+        before = arguments[0] if arguments else ()
+        if not (isinstance(root, tuple) and isinstance(before, tuple)):
+            return frozenset()
+        pairs = zip(root, before, strict=False)
+        return frozenset().union(*(_leaves(r) for r, b in pairs if _leaves(b) & self.counted))
 
     def _value(self, instruction, used):
         kind, here = instruction.kind, instruction.home.name
@@ -163,7 +178,7 @@ def _entered(instruction, used) -> Iterator[tuple]:
     """
     callees = [callee for callee, *_ in instruction.calls()]
     if instruction.kind in ("while", "call"):
-        yield from ((callee, used) for callee in callees)
+        yield from ((callee, used, instruction.kind == "while") for callee in callees)
     elif instruction.kind == "conditional":
         yield from zip(callees, ([value] for value in used[1:]), strict=False)
 

@@ -159,6 +159,7 @@ def explain(
     )
     # an axis that a constraint drops is not lacking in the arguments
     mesh_left = {axis: size for axis, size in report.mesh.items() if axis not in judgement.lost}
+    followed = program.inheritance or Inheritance()
     gathered = findings.gathered_dimensions(located.collectives)
     likes = gradients.lacking(arrays, results, made, is_gradient) if is_trained else {}
     found = [
@@ -173,13 +174,14 @@ def explain(
             gathered,
             is_trained,
             made,
-            program.inheritance.results if is_followed else (),
+            followed.results,
+            followed.entered_whole,
+            sizes["peak"],
         ),
     ]
     if jaxpr is not None:
         name = _name(f) if wrapper == "pmap" else ""
         found += _of_the_trace(jaxpr, report, name, is_trained, arrays, sizes["peak"])
-    followed = program.inheritance or Inheritance()
     # Of a program without a backward pass nothing tells weights from data.
     if not judgement.is_in_specs and (is_trained or judgement.repeats > 1.5):
         weights = {one.type for one in results} if is_gradient else set()
@@ -227,7 +229,8 @@ def explain(
     )
     if not try_remedies:
         return report
-    tried = Tried(f, args, kwargs, shardings, results, located.meshes, chip, wrapper)
+    entered = followed.entered_whole
+    tried = Tried(f, args, kwargs, shardings, results, located.meshes, chip, wrapper, entered)
     with _words_of_the_compiler(are_shown=False):  # of other programs than this one
         return with_trials(report, tried)
 

@@ -57,6 +57,7 @@ __all__ = [
     "constant_sizes",
     "elements_of_each",
     "gathered_dimensions",
+    "in_line",
     "is_at",
     "kept_for_backward",
     "layout_of",
@@ -162,7 +163,7 @@ _HARM = (
     "other sharding", "not placed",
     "largest temporaries",
     ("replicated", "replicated result"), "closed-over constant",
-    "not donated", "donation not used", "bf16 widened",
+    "donation not used", "not donated", "bf16 widened",
 )  # fmt: skip
 
 
@@ -227,6 +228,8 @@ def of_arrays(
     is_differentiated: bool = False,
     made: Sequence[Collection[int]] | None = None,
     computed: Sequence[tuple[tuple, Collection[str]]] = (),
+    entered: Mapping[tuple[int, str], Any] = types.MappingProxyType({}),
+    peak: int = 0,
 ) -> Iterator[Finding]:
     """Replicated arguments and results that could be sharded, or results on one device.
 
@@ -243,6 +246,8 @@ def of_arrays(
       made: what the results are made from; None if unknown: then their types decide.
       computed: of each result the axes, and those along which a constraint asks for all of it, as
         `Inheritance.results` has them; () if unknown.
+      entered: where a shard_map gets an argument whole along an axis, by its number and the axis.
+      peak: bytes that a device holds at once, of which what is whole has to be a part that counts.
     """
     if devices == 1 < math.prod(mesh.values()):
         for array in results:
@@ -280,7 +285,8 @@ def of_arrays(
     state = [array for array in arguments if is_differentiated and array.name not in data_names]
     better = better_specs(arguments, results, computed, made, mesh)
     kind = "replicated", advised, total, "the arguments"
-    rows = [*_replicated(*kind, mesh, forward, state=state, better=better)]
+    beside = forward, {}, state, better, entered, peak
+    rows = [*_replicated(*kind, mesh, *beside)]
     known = Counter(map(layout_of, arguments))
     # of the others the argument tells
     asked = dict(zip((one.name for one in results), (lost for _, lost in computed), strict=False))
@@ -310,19 +316,22 @@ def unreplaced(
 ) -> frozenset[str]:
     """The names of the arguments that no result can replace, as it replaces parameters.
 
+    What is donated is meant to be replaced, unless no result has its type, nor is made from it.
+
     Args:
       arguments, results: as `shardlab.report.explain.Array`s.
       made: what the results are made from; None if unknown: then their types decide, as they do
         for results that are new values of no argument.
     """
-    replaced = set()
+    replaced, types_of_results = set(), {one.type for one in results}
     for number, result in enumerate(results):
         alike = {one.number for one in arguments if one.type == result.type}
         new = {n for n in alike if made is not None and n in made[number]}
         replaced |= new or alike  # a gradient is a new value of none
-    return frozenset(
-        array.name for array in arguments if not array.donated and array.number not in replaced
-    )
+    kept = {one.number for one in arguments if made is None or one.type in types_of_results}
+    kept |= set().union(*(made or ()))
+    replaced |= {one.number for one in arguments if one.donated and one.number in kept}
+    return frozenset(array.name for array in arguments if array.number not in replaced)
 
 
 def axes_of_batch(arguments: Sequence[Any], data: Collection[str]) -> frozenset[str]:
@@ -347,8 +356,9 @@ def _roots(arrays):
 
 
 def _replicated(
-    title, arrays, total, whose, mesh, forward=(), gathered=None, state=(), better=None
-):
+    title, arrays, total, whose, mesh, forward=(), gathered=None, state=(), better=None,
+    entered=(), peak=0,
+):  # fmt: skip
     groups, least, roots, ends = {}, {}, _roots(arrays), _by_ends(arrays)
     usual, names_of_state = _usual_axes(state, mesh), {array.name for array in state}
     for array in arrays:
@@ -397,6 +407,8 @@ def _replicated(
         else:
             remedy = _in_shards(group, axis)
         are_divided = all(array.bytes < array.whole for array, _ in group)
+        if total_bytes < _LEAST * peak and not likes and not are_divided:
+            continue  # and nothing tells that shards were meant
         often = ", along which most of what the step keeps is in shards" if are_divided else ""
         is_used = any(array.name in forward for array, _ in group)
         yield (
@@ -415,6 +427,7 @@ def _replicated(
                         if own and (len(free) > 1 or own[0].is_of_argument)
                         else _in_words(group, axis, total_bytes // mesh[axis])
                     )
+                    + _kept_by_in_specs(group, axis, entered)
                 ),
                 remedy if title == "replicated" else None,
             ),
@@ -428,6 +441,23 @@ def _in_words(group, axis, size):
         f"in shards along {axis}, which divides dimension {dimensions}, it would be "
         f"{bytes_text(size)}"
     )
+
+
+def _kept_by_in_specs(group, axis, entered):
+    """What has to change with the specs of arrays that a shard_map gets whole along an axis."""
+    places = [entered[key] for one, _ in group if (key := (one.number, axis)) in entered]
+    if not places:
+        return ""
+    return (
+        f"; in_specs of the shard_map{in_line(places[0])} keep "
+        f"{'it' if len(group) == 1 else 'them'} whole: let these name {axis} too, and gather in "
+        "the function what it needs whole"
+    )
+
+
+def in_line(place: Any) -> str:
+    """Where something is, as in "the shard_map in step.py:12"; "" if it is not known."""
+    return f" in {where(place.file, place.line)}" if place.line else ""
 
 
 def _named(names, root):
@@ -1985,6 +2015,8 @@ def of_temporaries(
       saved: bytes of gathered arguments that a device would hold less if it gathered them again.
     """
     kept = [row for row in temporaries if is_differentiated and row.phase == "forward"]
+    # no gradient goes through integers, such as random bits
+    kept = [row for row in kept if not re.match(r"[su]\d", row.type)]
     kept = [row for row in kept if row.is_stack or row.count > 2]
     # what a loop carries has no operation that makes it, unlike what its body computes
     carried = [row for row in temporaries if is_differentiated and row.is_stack and not row.phase]
@@ -2011,18 +2043,18 @@ def of_temporaries(
         )
     elif not is_stacked and is_gathered:
         return  # to gather again would save nothing
-    elif is_stacked or kept_bytes > max(2 / 3 * peak, least):
+    elif is_stacked or sizes["temporaries"] >= kept_bytes > max(2 / 3 * peak, least):
         row = stacks[0] if is_stacked else kept[0]
-        what = "of each iteration of a loop" if row.is_stack else "of each of several layers"
+        what = " of each iteration of a loop" if row.is_stack else ""
         remedy = (
             "jax.checkpoint around the body of the loop keeps only what the loop carries"
             if row.is_stack
-            else "jax.checkpoint around a layer keeps only its input, and lax.scan over stacked "
-            "layers reuses their memory"
+            else "if several layers run it, jax.checkpoint around a layer keeps only its input, "
+            "and lax.scan over stacked layers reuses their memory"
         )
         yield Finding(
             "largest temporaries",
-            f"{where(row.file, row.line)}: {bytes_text(kept_bytes)} {what} are kept for the "
+            f"{where(row.file, row.line)}: {bytes_text(kept_bytes)}{what} are kept for the "
             f"backward pass, {kept_bytes / peak:.0%} of what a device holds at once, most of them "
             f"{row.count} × {row.type}, made by {row.operation or 'it'}; {remedy}",
         )

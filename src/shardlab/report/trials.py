@@ -2,9 +2,9 @@
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from shardlab.programs import collectives
 from shardlab.programs.inherited import inherited_axes, text_of
 from shardlab.programs.origins import where
 from shardlab.programs.varying import own_frames
+from shardlab.report.findings import in_line
 from shardlab.report.moves import summed
 from shardlab.report.names import type_text
 from shardlab.report.program import Compiled, locate
@@ -56,6 +57,7 @@ class Tried:
       meshes: whose axes name the groups of its collectives.
       chip: the chip of the predicted times.
       wrapper: what compiles it instead of `jax.jit`: "equinox", "nnx" or "pmap"; else "".
+      entered: where a shard_map gets an argument whole along an axis, by its number and the axis.
     """
 
     f: Any
@@ -66,6 +68,7 @@ class Tried:
     meshes: Sequence[Any]
     chip: Chip
     wrapper: str = ""
+    entered: Mapping[tuple[int, str], Any] = field(default_factory=dict)
 
 
 def with_trials(report: Report, program: Tried) -> Report:
@@ -166,6 +169,8 @@ class _Changed:
             raise _NotTried("this is a compiled program; pass the function and its arguments")
         if isinstance(remedy, OtherSpecs | MovedAxis) and not self._specs:
             raise _NotTried("several dimensions of the argument could be meant")
+        if (place := self._kept_whole()) is not None:
+            raise _NotTried(f"in_specs of the shard_map{in_line(place)} have to change with it")
         is_explicit = any(AxisType.Explicit in mesh.axis_types for mesh in self._meshes)
         if is_explicit and isinstance(remedy, OtherConstraints):
             raise _NotTried("on Explicit axes a spec is part of the types in the program")
@@ -190,6 +195,15 @@ class _Changed:
             for number, aval in enumerate(traced.jaxpr.in_avals)
         ]
         return lambda: jitted.lower(*structs).compile()
+
+    def _kept_whole(self):
+        """Where a shard_map gets an argument whole along an axis that its new spec adds."""
+        for number, spec in self._specs.items():
+            added = _axes(spec) - _axes(self._arguments[number].spec)
+            for axis in added:
+                if (number, axis) in self._program.entered:
+                    return self._program.entered[number, axis]
+        return None
 
     def _with_other_constraints(self, closed):
         remedy, specs, seen = self._remedy, self._remedy.specs, set()
@@ -319,6 +333,11 @@ class _Changed:
 def _keys(name):
     """The parts of a name: "state[0]['w']" is state, [0] and ['w']."""
     return re.findall(r"^\w+|\[[^\]]*\]|\.\w+", name)
+
+
+def _axes(spec):
+    """The axes that a spec as text names."""
+    return {axis for axes in entries_of(spec, 0) for axis in axes}
 
 
 def _likeness(array):

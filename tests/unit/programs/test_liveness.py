@@ -21,16 +21,24 @@ def scanned(x):
     return jnp.sum(lax.scan(lambda h, _: (jnp.sin(h @ x), None), x, None, length=5)[0])
 
 
+def carrying(x):
+    """Two arrays, over which each iteration writes."""
+    step = lambda _, carry: (jnp.sin(carry[0] @ x), carry[1] + carry[0] @ x)  # noqa: E731
+    return lax.fori_loop(0, 5, step, (x, jnp.zeros_like(x)))[0] + 1
+
+
 def branching(x):
     return lax.cond(x[0, 0] > 0, lambda: jnp.sum(jnp.sin(x @ x) @ x), lambda: jnp.sum(x))
 
 
-@pytest.mark.parametrize("f", [unrolled, scanned, branching])
+@pytest.mark.parametrize("f", [unrolled, scanned, carrying, branching])
 @pytest.mark.parametrize("is_gradient", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_sum_is_near_what_the_compiler_allocates(f, is_gradient, dtype):
-    f = jax.grad(f) if is_gradient else f
-    compiled = jax.jit(f).lower(jax.ShapeDtypeStruct((N, N), dtype)).compile()
+    gradient = jax.grad(lambda x: jnp.sum(f(x)))
+    compiled = (
+        jax.jit(gradient if is_gradient else f).lower(jax.ShapeDtypeStruct((N, N), dtype)).compile()
+    )
     alive = alive_at_peak(Program(compiled.as_text()))
     allocated = compiled.memory_analysis().temp_size_in_bytes
     results = compiled.memory_analysis().output_size_in_bytes

@@ -1,5 +1,7 @@
 """explain() on what a step keeps for its backward pass, and on square weights in columns."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -101,6 +103,45 @@ def stacking(form, dtype, layers):
         "out": struct(mesh, (256, 256), "data", "model", dtype=dtype),
     }
     return explain(jax.grad(loss), w, struct(mesh, (128, 256, 256), "data", dtype=dtype))
+
+
+@pytest.mark.parametrize("form", ["kept", "checkpoint"])
+@pytest.mark.parametrize("layers", [4, 9])
+def test_layers_of_a_python_loop_are_told_by_what_they_keep(layers, form):
+    def layer(x, w):
+        return jnp.tanh(jnp.sin(jnp.exp(x @ w)) @ w)
+
+    def loss(w, x):
+        for _ in range(layers):
+            x = (jax.checkpoint(layer) if form == "checkpoint" else layer)(x, w)
+        return jnp.mean(x**2)
+
+    report = explain(jax.grad(loss), struct(ROW, (128, 128)), struct(ROW, (65536, 128), "data"))
+    told = [one for one in said(report) if "if several layers run it" in one]
+    assert bool(told) == (form == "kept"), report
+    assert all(int(re.search(r"(\d+)% of what", one)[1]) <= 100 for one in told), told
+
+
+@pytest.mark.parametrize("backend", ["cpu", "v5e:2x4"])
+@pytest.mark.parametrize("samples", [8192, 50000])
+@pytest.mark.parametrize("name", ["normal", "bernoulli"])
+def test_random_bits_of_samples_are_not_kept_for_the_backward_pass(name, samples, backend):
+    draw = {"normal": jax.random.normal, "bernoulli": lambda k, s: jax.random.bernoulli(k, 0.4, s)}
+
+    def loss(price, key):
+        keys = lax.with_sharding_constraint(
+            jax.random.split(key, samples), NamedSharding(ROW, P("data"))
+        )
+
+        def path(key):
+            z = draw[name](key, (64,))
+            return jnp.maximum((price * jnp.exp(jnp.cumsum(z * 0.1))).mean() - 1, 0)
+
+        return jax.vmap(path)(keys).mean()
+
+    key = struct(ROW, (2,), dtype="uint32")
+    report = explain(jax.value_and_grad(loss), struct(ROW, ()), key, mesh=pod_of(backend))
+    assert not any("for the backward pass" in one for one in said(report)), report
 
 
 @pytest.mark.parametrize("form", ["plain", "scan"])

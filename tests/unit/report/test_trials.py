@@ -173,6 +173,51 @@ def test_a_spec_of_an_argument_is_tried_with_the_result_that_replaces_it():
     assert gave(trial, 1) == gives(explain(jitted, *arguments)) and 'P("data") for m' in str(trial)
 
 
+FORMS = ("direct", "cast", "layers", "unchecked", "moments", "explicit")
+
+
+def in_a_shard_map(form, is_mapped, axis="rows"):
+    """A step whose weights are whole on each device, in a shard_map or by the compiler."""
+    kind = (AxisType.Explicit if form == "explicit" else AxisType.Auto,)
+    mesh = jax.make_mesh((8,), (axis,), axis_types=kind)
+
+    def model(w, x):
+        if form != "layers":
+            return jnp.tanh(x @ w)
+        return lax.scan(jax.checkpoint(lambda x, w: (jnp.tanh(x @ w), None)), x, w)[0]
+
+    specs = {"in_specs": (P(), P(axis)), "out_specs": P(axis), "check_vma": form != "unchecked"}
+    mapped = jax.shard_map(model, mesh=mesh, **specs) if is_mapped else model
+
+    def step(state, x):
+        dtype = "bfloat16" if form == "cast" else "float32"
+        loss = lambda w: jnp.mean(mapped(w.astype(dtype), x.astype(dtype)) ** 2)  # noqa: E731
+        m = 0.9 * state["m"] + jax.grad(lambda w: loss(w).astype("float32"))(state["w"])
+        return {"w": state["w"] - m, "m": m}
+
+    shape = (4, 256, 256) if form == "layers" else (256, 256)
+    of_moments = (axis,) if form == "moments" else ()
+    state = {"w": struct(mesh, shape), "m": struct(mesh, shape, *of_moments)}
+    return jax.jit(step, donate_argnums=0), (state, struct(mesh, (512, 256), axis))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_spec_of_what_enters_a_shard_map_whole_is_not_tried_alone(form, backend):
+    words = "in_specs of the shard_map"
+    for is_mapped in (True, False):
+        jitted, arguments = in_a_shard_map(form, is_mapped)
+        report = explain(jitted, *arguments, mesh=of(backend), try_remedies=True)
+        found = [one for one in report.findings if one.title == "replicated"]
+        told = [one for one in found if words in one.says]
+        assert found and bool(told) == is_mapped, report
+        for one in told:
+            assert "let these name rows too" in one.says and "state['w']" in one.says
+            assert str(one.tried).startswith(f"not tried: {words}")
+            assert re.search(rf"{words} in {HERE}:\d+ have to", str(one.tried))
+        assert all(one.tried.change for one in found if one not in told)
+
+
 def test_order_of_axes_of_an_argument():
     mesh = grid((2, 4), ("a", "b"))
 
