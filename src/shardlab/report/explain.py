@@ -208,16 +208,13 @@ def explain(
     found += findings.of_donation(arrays, returned, sizes["donated"], wrapper, made)
     found += calls.of_next_call(arrays, results, jaxpr, found)
     temporaries = tuple(storage.temporaries(located))
-    if not judgement.is_in_specs:
-        found += findings.of_exchanged(report.moves, arrays)
+    found += [] if judgement.is_in_specs else findings.of_exchanged(report.moves, arrays)
     found += findings.of_temporaries(temporaries, sizes, is_trained, results, judgement.saved)
     found += report.findings
     if is_followed:
         found = accepted.with_accepted_specs(found, jaxpr, shardings)
-    stored = {array.number: findings.elements_of_each(array.shard) for array in arrays}
-    found = tuple(findings.by_harm(found, _spare_axes(report, arrays), stored))
-    alone = report.devices == 1 and backend == jax.default_backend()
-    idle = jax.device_count() - 1 if alone else 0
+    found = _by_harm(found, report, arrays)
+    idle = jax.device_count() - 1 if (report.devices, backend) == (1, jax.default_backend()) else 0
     report = replace(
         report,
         findings=found,
@@ -233,6 +230,12 @@ def explain(
     tried = Tried(f, args, kwargs, shardings, results, located.meshes, chip, wrapper, entered)
     with _words_of_the_compiler(are_shown=False):  # of other programs than this one
         return with_trials(report, tried)
+
+
+def _by_harm(found, report, arrays):
+    """The findings, the most harmful first."""
+    stored = {array.number: findings.elements_of_each(array.shard) for array in arrays}
+    return tuple(findings.by_harm(found, _spare_axes(report, arrays), stored))
 
 
 def _of_the_trace(jaxpr, report, name, is_trained, arrays, peak):
