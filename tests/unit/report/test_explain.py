@@ -318,7 +318,7 @@ def large(bytes_on_a_device):
 
 def test_what_is_less_than_a_twentieth_of_the_memory_is_not_told():
     whole, twentieth = struct((64, 64)), 64 * 64 * 4
-    for others, told in ((19 * twentieth, True), (19 * twentieth + 256, False)):
+    for others, told in ((18 * twentieth, True), (19 * twentieth + 256, False)):
         report = explain(lambda a, b: a[0] + b[:4].sum(), whole, large(others))
         assert bool(says(report, "replicated")) == told
     for others, told in ((19 * twentieth - 256, True), (19 * twentieth, False)):
