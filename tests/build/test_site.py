@@ -368,10 +368,10 @@ def test_the_status_page_names_versions_times_and_every_column_of_the_matrix(pag
     heads = [cell.get_text() for cell in matrix.select("thead th")]
     assert heads == [environment.name for environment in environments(ROOT)]
     recorded = [[cell.get_text() for cell in row.select("td")] for row in matrix.select("tbody tr")]
-    for name, *cells in recorded[2:]:  # below the versions of JAX and Python
-        assert all(
-            re.fullmatch(r"\d+\.\d s(, \d+ deprecated)?|needs [\d.]+", cell) for cell in cells
-        ), name
+    days, *_ = recorded
+    assert days[0] == "recorded" and all(re.fullmatch(r"20\d\d-\d\d-\d\d", day) for day in days[1:])
+    for name, *cells in recorded[3:]:  # below the days and the versions of JAX and Python
+        assert all(re.fullmatch(r"\d+\.\d s|needs [\d.]+|–", cell) for cell in cells), name
     assert re.search(r"Recorded on \d{4}-\d\d-\d\d", text)
     lines = (ROOT / "book/recordings/libraries.txt").read_text("utf-8").splitlines()
     written = [line.replace("`", "")[2:-2].split(" | ") for line in lines if line.startswith("| ")]
