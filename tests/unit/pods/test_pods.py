@@ -868,4 +868,5 @@ def test_recorded_steps_sum_gradients_in_float32():
         "transformer: wide, cast, then vary",
         "transformer: wide, vary, then cast",
         "zero: mixed, cast_first",
+        "zero: wide, cast_first",
     }
