@@ -323,9 +323,10 @@ class Origins:
             groups.append(terms.union(*joined))
         return sum(map(len, groups)), len(groups)
 
-    def made(self, instruction: Instruction) -> tuple[str, str, str, int]:
-        """The operation and the pass of what makes a value, and its file and line: that of the
-        instruction, or the last known one in its fusion, or of its operand.
+    def made(self, instruction: Instruction) -> tuple[str, str, bool, str, int]:
+        """The operation and the pass of what makes a value, whether it computes again what a
+        `jax.checkpoint` has not kept, and its file and line: that of the instruction, or the last
+        known one in its fusion, or of its operand.
         """
         for _ in range(20):
             lines = [instruction.line]
@@ -333,12 +334,13 @@ class Origins:
                 lines += reversed(instruction.called().lines.values())
             for stack, place in map(self._metadata, lines):
                 if "(" in stack and place[1]:
-                    return _operation(stack), self._phase(stack), *place
+                    again = "rematted_computation" in stack
+                    return _operation(stack), self._phase(stack), again, *place
             names = [name for name in instruction.names if name in instruction.home.lines]
             if instruction.kind not in (*_PASS_ON, *COLLECTIVES) or not names:
                 break
             instruction = instruction.home[names[0]]
-        return "", "", "", 0
+        return "", "", False, "", 0
 
     @promised()
     def is_kept_in_shards(self, instruction: Instruction, devices: int) -> bool:

@@ -96,6 +96,15 @@ _SMALL = 2**14  # bytes of a collective whose time is mostly latency
 _MANY = 50  # collectives
 _CONSTANT = 2**16  # bytes of a constant that is worth a finding
 _LARGE = 2**20  # bytes of temporaries that are worth a finding
+_CHECKPOINTS = {  # by whether one computes again what is held, and whether a loop stacks it
+    (False, False): "if several layers run it, jax.checkpoint around a layer keeps only its "
+    "input, and lax.scan over stacked layers reuses their memory",
+    (False, True): "jax.checkpoint around the body of the loop keeps only what the loop carries",
+    (True, False): "if one jax.checkpoint has several layers inside, another around each of them "
+    "holds those of one layer at a time",
+    (True, True): "jax.checkpoint around the body of the loop, too, holds those of one iteration "
+    "at a time",
+}
 _MEMORY = 2**27  # bytes for which to compute a forward pass again is worth its time
 _REPEATED = "the matrix products of"
 _TIME = " each time, and how often, only the run decides"
@@ -2014,7 +2023,8 @@ def of_temporaries(
         another way of computing it would not hold.
       saved: bytes of gathered arguments that a device would hold less if it gathered them again.
     """
-    kept = [row for row in temporaries if is_differentiated and row.phase == "forward"]
+    kept = [row for row in temporaries if row.phase == "forward" or row.is_recomputed]
+    kept = kept if is_differentiated else []
     # no gradient goes through integers, such as random bits
     kept = [row for row in kept if not re.match(r"[su]\d", row.type)]
     kept = [row for row in kept if row.is_stack or row.count > 2]
@@ -2032,6 +2042,8 @@ def of_temporaries(
     is_stacked = sum(row.bytes for row in stacks) > max(peak / 2, least, _MEMORY)
     gathered = sizes.get("gathered", 0)
     is_gathered = gathered > max(peak / 4, _LARGE)
+    # a jax.checkpoint asks for little memory, not for little work: half is much for it
+    share = 1 / 2 if kept and kept[0].is_recomputed else 2 / 3
     if is_gathered and saved > peak / 8:
         kept_bytes = gathered
         yield Finding(
@@ -2043,20 +2055,18 @@ def of_temporaries(
         )
     elif not is_stacked and is_gathered:
         return  # to gather again would save nothing
-    elif is_stacked or sizes["temporaries"] >= kept_bytes > max(2 / 3 * peak, least):
+    elif is_stacked or sizes["temporaries"] >= kept_bytes > max(share * peak, least):
         row = stacks[0] if is_stacked else kept[0]
         what = " of each iteration of a loop" if row.is_stack else ""
-        remedy = (
-            "jax.checkpoint around the body of the loop keeps only what the loop carries"
-            if row.is_stack
-            else "if several layers run it, jax.checkpoint around a layer keeps only its input, "
-            "and lax.scan over stacked layers reuses their memory"
-        )
+        pass_ = "kept for the backward pass"
+        if row.is_recomputed:
+            pass_ = "computed again for the backward pass and held together"
         yield Finding(
             "largest temporaries",
-            f"{where(row.file, row.line)}: {bytes_text(kept_bytes)}{what} are kept for the "
-            f"backward pass, {kept_bytes / peak:.0%} of what a device holds at once, most of them "
-            f"{row.count} × {row.type}, made by {row.operation or 'it'}; {remedy}",
+            f"{where(row.file, row.line)}: {bytes_text(kept_bytes)}{what} are {pass_}, "
+            f"{kept_bytes / peak:.0%} of what a device holds at once, most of them "
+            f"{row.count} × {row.type}, made by {row.operation or 'it'}; "
+            f"{_CHECKPOINTS[row.is_recomputed, row.is_stack]}",
         )
     elif first in carried and single > max(2 / 3 * peak, least):
         yield Finding(

@@ -69,6 +69,7 @@ class Temporary:
       is_stack: whether a loop writes them part by part.
       operation: JAX's name of what makes them, such as "dot_general"; "" if unknown.
       phase: "forward", "backward" or "update"; "" if the program does not say.
+      is_recomputed: whether a backward pass computes it again, as a `jax.checkpoint` asks it to.
       file, line: of the source; "" and 0 if unknown.
     """
 
@@ -78,6 +79,7 @@ class Temporary:
     is_stack: bool
     operation: str
     phase: str
+    is_recomputed: bool
     file: str
     line: int
 

@@ -174,3 +174,69 @@ def test_a_square_weight_is_told_with_its_dimension_and_spec(own, form):
         text = "P(" + ", ".join("None" if e is None else f'"{e}"' for e in spec) + ")"
         assert f"dimension {len(first)}, as in {text}: then" in one.says
         assert one.tried.bytes[1] <= one.tried.bytes[0], one.tried
+
+
+def mlps(form, layers=8, width=256, dtype="float32", backend="cpu"):
+    """The report on gradients of layers of two products, with a jax.checkpoint of a form."""
+
+    def mlp(x, w):
+        return x + jax.nn.silu(x @ w[0]) @ w[1]
+
+    each = jax.checkpoint(mlp)
+    one = each if form in ("each", "nested", "each in a loop") else mlp
+
+    def some(x, w, count=layers):
+        for i in range(count):
+            x = one(x, jax.tree.map(lambda a: a[i], w))
+        return x
+
+    def loop(x, w):
+        return lax.scan(lambda x, w: (one(x, w), None), x, w)[0]
+
+    def fours(x, w):
+        fours = jax.tree.map(lambda a: a.reshape(layers // 4, 4, *a.shape[1:]), w)
+        return lax.scan(jax.checkpoint(lambda x, w: (some(x, w, 4), None)), x, fours)[0]
+
+    model = {
+        "none": some,
+        "all": jax.checkpoint(some),
+        "each": some,
+        "all of a loop": jax.checkpoint(loop),
+        "each in a loop": jax.checkpoint(loop),
+        "fours": fours,
+        "nested": fours,
+    }[form]
+    mesh = grid((8,), ("rows",))
+    w = (
+        struct(mesh, (layers, width, 4 * width), None, None, "rows", dtype=dtype),
+        struct(mesh, (layers, 4 * width, width), None, None, "rows", dtype=dtype),
+    )
+    x = struct(mesh, (64, 512, width), "rows", dtype=dtype)
+    loss = lambda w, x: jnp.mean(model(x, w).astype("float32") ** 2)  # noqa: E731
+    f = jax.jit(jax.grad(loss), out_shardings=jax.tree.map(lambda a: a.sharding, w))
+    return explain(f, w, x, mesh=pod_of(backend))
+
+
+@pytest.mark.parametrize(
+    ("form", "better", "advice"),
+    [
+        ("all", "each", "another around each of them"),
+        ("fours", "nested", "another around each of them"),
+        ("all of a loop", "each in a loop", "around the body of the loop, too"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_one_checkpoint_of_several_layers_is_advised_to_have_one_of_each(
+    form, better, advice, dtype
+):
+    report, twin = (mlps(one, dtype=dtype) for one in (form, better))
+    (told,) = said(report)
+    assert advice in told and "computed again for the backward pass" in told
+    assert not said(twin), twin
+    assert twin.memory["temporaries"] < report.memory["temporaries"] / 2
+
+
+def test_one_checkpoint_of_several_layers_is_found_for_a_tpu():
+    report, twin = (mlps(form, backend="v5e:2x4") for form in ("all", "each"))
+    assert "another around each of them" in said(report)[0]
+    assert not said(twin) and twin.memory["peak"] < 0.8 * report.memory["peak"]
