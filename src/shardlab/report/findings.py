@@ -35,7 +35,7 @@ from shardlab.report.causes import (
     is_agreed,
     is_manual,
 )
-from shardlab.report.names import pattern, stacked
+from shardlab.report.names import keys_of, pattern, stacked
 from shardlab.report.remedies import (
     Donation,
     OtherConstraints,
@@ -510,16 +510,11 @@ def _usual_axes(state, mesh):
     return {axis for axis, size in along.items() if 2 * size > whole}
 
 
-def _keys(name):
-    """The keys of an array's name, the last one first."""
-    return re.findall(r"\w+", name)[::-1]
-
-
 def _by_ends(arrays):
     """The arrays, each with the keys of its name, by their types and the last of these keys."""
     ends = {}
     for array in arrays:
-        keys = _keys(array.name)
+        keys = keys_of(array.name)
         ends.setdefault((array.type, *keys[:1]), []).append((array, keys))
     return ends
 
@@ -530,7 +525,7 @@ def _likes(group, ends):
     """
     likes = []
     for array, _ in group:
-        own = _keys(array.name)
+        own = keys_of(array.name)
         alike = [
             (sum(1 for _ in itertools.takewhile(bool, map(operator.eq, own, keys))), one)
             for one, keys in ends.get((array.type, *own[:1]), ())
@@ -930,8 +925,8 @@ def _unlike(array, results):
             f". No result is like {array.name}, {array.type}, and the caller cannot use it again: "
             "do not donate it"
         )
-    keys = _keys(array.name)
-    nearest = max(alike, key=lambda one: (len({*keys} & {*_keys(one.name)}), -one.number))
+    keys = keys_of(array.name)
+    nearest = max(alike, key=lambda one: (len({*keys} & {*keys_of(one.name)}), -one.number))
     if nearest.type != array.type:
         dtype = array.type.partition("[")[0]
         return f". {array.name} is {array.type}, but {nearest.name} {nearest.type}: return {dtype}"
@@ -1616,8 +1611,7 @@ def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Findin
                     if is_gradient
                     else f"result {numbers[0]} is declared replicated, and each device has its own"
                 )
-                + f'. Write jax.lax.pcast(x, {axes!r}, to="varying") before the lax.cond for each '
-                "x that goes into it, also where its branches close over x",
+                + f". {_before_cond(axes)}",
             )
         elif kind == "backward branches":
             yield Finding(
@@ -1626,8 +1620,7 @@ def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Findin
                 f"`{mapped}` which branch of this lax.cond they take. What goes into it does not "
                 f"vary along {along}, so the backward pass of a branch adds along {along}, but a "
                 "device that takes another branch never joins it: the program hangs, or the "
-                f'gradient is wrong. Write jax.lax.pcast(x, {axes!r}, to="varying") before the '
-                "lax.cond for each x that goes into it, also where its branches close over x",
+                f"gradient is wrong. {_before_cond(axes)}",
             )
         elif kind == "quotients":
             yield Finding(
@@ -1662,6 +1655,14 @@ def of_varying(found: Iterable[Mismatch], function: str = "") -> Iterator[Findin
                     "fold in jax.lax.axis_index, if each should draw its own"
                 ),
             )
+
+
+def _before_cond(axes):
+    """What makes the operands of a lax.cond vary along axes."""
+    return (
+        f'Write jax.lax.pcast(x, {axes!r}, to="varying") before the lax.cond for each x that goes '
+        "into it, also where its branches close over x"
+    )
 
 
 def of_added(found: Iterable[Mismatch], told: Sequence[Finding]) -> Iterator[Finding]:

@@ -1,14 +1,13 @@
 """Judge the gradients that a program returns: those that lack an axis of their parameters."""
 
 import itertools
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from shardlab.arrays.layout import bytes_text
 from shardlab.report.findings import Finding, layout_of, listed, replacements
-from shardlab.report.names import pattern, stacked
+from shardlab.report.names import keys_of, pattern, stacked
 from shardlab.report.remedies import entries_of
 
 __all__ = ["lacking", "of_lacking", "without"]
@@ -51,12 +50,12 @@ def _like(result, alike, place):
     """The argument whose gradient a result is, by its name or else by its place among those of its
     type, if it is in smaller shards that go on from those of the result; None if there is none.
     """
-    own = _keys(result.name)
+    own = keys_of(result.name)
     common = [
         sum(
             1
             for _ in itertools.takewhile(
-                lambda pair: pair[0] == pair[1], zip(own, _keys(n), strict=False)
+                lambda pair: pair[0] == pair[1], zip(own, keys_of(n), strict=False)
             )
         )
         for n in (one.name for one in alike)
@@ -72,10 +71,6 @@ def _like(result, alike, place):
         if shards and all({*axes} <= {*more} for axes, more in zip(mine, shards, strict=True)):
             return one
     return None
-
-
-def _keys(name):
-    return re.findall(r"\w+", name)[::-1]
 
 
 def of_lacking(

@@ -14,6 +14,7 @@ from shardlab.arrays.layout import short_dtype
 from shardlab.programs.hlo import metadata
 
 __all__ = [
+    "keys_of",
     "own_names",
     "parameter_names",
     "path_text",
@@ -35,6 +36,11 @@ _WRAPPERS = (
 def path_text(path: tuple) -> str:
     """A path in a tree as text, such as "['layers'][0]"."""
     return jax.tree_util.keystr(path)
+
+
+def keys_of(name: str) -> list[str]:
+    """The keys of an array's name, the last one first: of "state[0]['w']" w, 0 and state."""
+    return re.findall(r"\w+", name)[::-1]
 
 
 def type_text(shape: Sequence[int], dtype: Any) -> str:
