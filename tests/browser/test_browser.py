@@ -253,6 +253,8 @@ RUN_AXE = """async ([only, without]) => {
   const options = { resultTypes: ["violations", "incomplete"], preload: false };
   if (only) options.runOnly = { type: "rule", values: only };
   options.rules = Object.fromEntries(without.map((rule) => [rule, { enabled: false }]));
+  // Off by default, and asked where one points with a finger.
+  if (!only && innerWidth < 500) options.rules["target-size"] = { enabled: true };
   const found = await axe.run(document, options);
   const unseen = found.incomplete.map((one) => ({ ...one, nodes: one.nodes.filter((node) => node.any[0]?.data?.messageKey === "bgGradient") }));
   return [...found.violations, ...unseen].flatMap(({ id, help, helpUrl, nodes }) =>
