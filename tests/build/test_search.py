@@ -1098,6 +1098,135 @@ LATER = {
     "pythonhashseed set order differs between hosts": ["processes#in-practice"],
 }
 
+# By a fourth one: 34 were found first and 43 among three before its misses got aliases.
+LATEST = {
+    "duplicate gpu detected rank 0 rank 1": ["your_centre#duplicate-gpu-detected-rank-0-an"],
+    "barrier timed out pjrt_client_connect": ["your_centre#deadline-exceeded-also-deadline"],
+    "bus error dev shm docker nccl": ["your_centre#error-while-creating-shared-memo"],
+    "ptxas unsupported version": ["your_centre#ptxas-unsupported-version-8-4-cu"],
+    "involuntary full rematerialization warning": ["diagnose#involuntary-full-rematerialization"],
+    "shardingtypeerror dot_general contracting dims": [
+        "explicit#shardingtypeerror-when-an-operation",
+        "upgrading#shardingtypeerror-dot-general-prod",
+        "explicit#out-sharding-and-reshard-choosing-a",
+    ],
+    "module jax.lax has no attribute pvary": ["upgrading#attributeerror-jax-lax-pvary-was-d"],
+    "device_put_sharded removed what now": ["upgrading#attributeerror-jax-device-put-shar"],
+    "dtensor redistribute equivalent": [
+        "from_torch#ranks-meshes-and-placements-torch",
+        "arrays#resharding-device-put-from-one-layout",
+    ],
+    "torch autocast bf16 equivalent jax": [
+        "memory#mixed-precision-which-arrays-bfloat16",
+        "recipes#mixed-precision",
+        "from_torch#gradients-in-both-worlds-what-is",
+    ],
+    "no_sync gradient accumulation ddp": [
+        "budget#gradient-accumulation-communicate-eac",
+        "from_torch#gradients-in-both-worlds-what-is",
+        "diagnose#a-sum-over-devices-at-every-micro-b",
+    ],
+    "zero 3 vs fsdp": [
+        "zero#zero-3-parameter-shardings-alone",
+        "zero#which-stage-a-table-and-a-decision",
+        "zero#zero-how-much-of-the-state-a-device-hol",
+    ],
+    "megatron tp with fsdp 2d mesh": [
+        "tensor#two-axes-on-one-mesh-tensor-paralleli",
+        "training#data-x-tensor-two-mesh-axes-at-once",
+        "together#one-program-to-start-from-data-fsdp",
+    ],
+    "mpi_sendrecv equivalent ppermute": [
+        "collectives#collective-permute-one-message-f",
+        "collectives#halo-exchange-stencils-on-a-shar",
+    ],
+    "mpi_bcast from rank 0": [
+        "collectives#broadcast-from-one-device-to-all",
+        "global_arrays#broadcast-and-scatter-data-tha",
+    ],
+    "vocab parallel cross entropy logits memory": ["tensor#vocabulary-parallel-embedding-and-los"],
+    "which parallelism should i use": [
+        "together#decision-table-which-parallelism-in",
+        "together#how-to-choose-four-steps-compared-w",
+        "training#which-layout-a-decision-with-number",
+    ],
+    "oom only during evaluation loop": ["recipes#evaluate-without-leaking-memory"],
+    "how much vram for 8b adam": [
+        "zero#llama-3-8b-which-stage-fits-and-how-lon",
+        "memory#memory-of-a-step-parameters-gradients",
+        "explorer#memory-whether-a-training-step-fits",
+    ],
+    "peak memory before running compiled": [
+        "memory#peak-memory-what-memory-analysis-repo",
+        "pods#out-of-memory-how-to-make-a-step-fit",
+    ],
+    "jax timing wrong async block_until_ready": ["auto#timing-asynchronous-dispatch-and-emulat"],
+    "what mfu should i expect": [
+        "costs#70-layouts-on-4-096-chips-a-first-answ",
+        "costs#published-runs-how-far-a-real-step-is",
+        "ledger#published-runs-how-far-an-expected-ti",
+    ],
+    "find slow gpu straggler trace": [
+        "watch#merged-traces-which-process-waits-for",
+        "diagnose#traces-without-tensorboard-the-devi",
+    ],
+    "nsys profile multiple nodes": ["your_centre#nsight-systems-on-many-nodes"],
+    "flax linen to nnx convert params": ["flax_nnx_modes#from-linen-to-nnx-move-the-we"],
+    "optax ema of params sharded": [
+        "optimizers#an-exponential-moving-average-of",
+        "recipes#an-exponential-moving-average-ema",
+        "flax_nnx#nnx-ema-an-average-of-the-parameter",
+    ],
+    "different learning rate per layer": ["optimizers#optax-partition-learning-rates-by"],
+    "no weight decay on bias layernorm": ["optimizers#adamw-with-a-mask-no-decay-for-no"],
+    "orbax item_metadata none": ["checkpoints#item-metadata-returns-none-a-tre"],
+    "corrupted checkpoint after job killed": [
+        "checkpoints#interrupted-saves-a-process-is-k",
+        "checkpoints#corruption-truncated-files-and-f",
+        "clusters#a-checkpoint-is-damaged",
+    ],
+    "how often should i checkpoint": ["survive#young-s-formula-how-often-to-save"],
+    "grain resume dataloader mid epoch": [
+        "resume#resume-bit-for-bit-and-what-is-lost-w",
+        "resume#save-everything-a-checkpoint-with-fou",
+        "resume#prefetching-hide-the-reading-and-the",
+    ],
+    "equinox save model sharded": ["equinox#checkpoints-orbax-in-shards-and-tree"],
+    "jacobi stencil jnp.roll sharded slow": [
+        "stencils#stencils-under-jit-what-pad-slice-a",
+        "recipes#exchange-halos-on-a-sharded-grid",
+    ],
+    "tall skinny qr multi gpu": ["solvers#tsqr-the-qr-of-a-tall-matrix-in-one"],
+    "distributed sort sharded array": ["transforms#sample-sort-messages-of-fixed-cap"],
+    "neighbor list md multiple gpus": [
+        "particles#jax-md-and-kups-neighbour-lists-as",
+        "particles#cell-lists-particles-that-move-to",
+    ],
+    "ttft high long prompts block decode": [
+        "serving_system#chunked-prefill-prompts-that",
+        "serving_system#disaggregation-prefill-on-som",
+        "ledger#how-long-does-a-loaded-server-take-to",
+    ],
+    "llama kv cache size per token gqa": ["serving#bytes-of-a-kv-cache-mha-gqa-mqa-mla"],
+    "deepseek moe shared expert": ["experts#shared-experts-an-mlp-without-an-all"],
+    "batch per device to hide fsdp allgather": [
+        "costs#data-parallelism-and-fsdp-tokens-per-c",
+        "costs#training-step-how-many-tokens-per-chip",
+    ],
+    "mamba ssm shard sequence or channels": ["your_model#a-state-space-layer-shard-channel"],
+    "lstm gru data parallel jax": [
+        "your_model#a-gru-gates-as-a-dimension-of-the",
+        "your_model#recurrent-layers-scans-and-convol",
+    ],
+    "jax.export model without python code": ["loading#export-weights-back-to-files-and-the"],
+    "xla_gpu_deterministic_ops reproducible runs": ["resume#a-restore-that-does-nothing-the-optim"],
+    "slurm hetjob gpu and cpu nodes": ["your_centre#two-kinds-of-nodes-in-one-job"],
+    "seff sacct gpu utilization after job": ["your_centre#what-did-my-job-use"],
+    "nccl_ib_hca roce gid index": ["your_centre#ethernet-roce-or-tcp"],
+    "parallel tempering swap random key": ["ensembles#keys-the-same-draws-on-1-2-4-and-8"],
+    "vmap spmd_axis_name sharding constraint": ["your_model#a-gru-gates-as-a-dimension-of-the"],
+}
+
 
 @pytest.mark.parametrize("words", FIRST)
 def test_the_first_result_is_the_section_that_teaches_it(first, words):
@@ -1124,6 +1253,7 @@ def test_what_people_ask_is_nearly_always_answered_by_the_first(first):
         ("SLOPPY_APART", 0.65, 0.8),
         ("TYPED", 0.75, 0.9),
         ("LATER", 0.8, 0.9),
+        ("LATEST", 0.8, 0.9),
     ],
 )
 def test_questions_in_own_words_are_mostly_answered(results, queries, first, three):
