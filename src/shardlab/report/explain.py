@@ -37,6 +37,7 @@ from shardlab.report import (
     carried,
     findings,
     gradients,
+    kept,
     promoted,
     scattered,
     storage,
@@ -244,6 +245,7 @@ def _of_the_trace(jaxpr, report, name, is_trained, arrays, peak):
     yield from findings.of_added(repeated(jaxpr), report.findings)
     yield from promoted.of_promoted(jaxpr)
     yield from scattered.of_sliced_sums(jaxpr)
+    yield from kept.of_kept_sums(jaxpr, report.bytes, report.findings)
     if is_trained:
         yield from captured.of_fixed_keys(jaxpr)
         yield from carried.of_wide_sums(jaxpr, arrays, peak)
