@@ -244,6 +244,8 @@ def _of_the_trace(jaxpr, report, name, is_trained, arrays, peak):
     yield from findings.of_varying(mismatches(jaxpr), name)
     yield from findings.of_added(repeated(jaxpr), report.findings)
     yield from promoted.of_promoted(jaxpr)
+    if report.compiled_for != "cpu":
+        yield from promoted.of_sent_wide(jaxpr, report.moves)
     yield from scattered.of_sliced_sums(jaxpr)
     yield from kept.of_kept_sums(jaxpr, report.bytes, report.findings)
     if is_trained:

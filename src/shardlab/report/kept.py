@@ -1,7 +1,7 @@
 """Judge sums over devices in a loop of a shard_map of whose results the loop keeps only some."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,10 +18,10 @@ from shardlab.programs.varying import (
 )
 from shardlab.report.findings import Finding, listed
 
-__all__ = ["of_kept_sums"]
+__all__ = ["LOOPS", "of_kept_sums", "reached"]
 
 _SUMS = ("psum", "psum_invariant")
-_LOOPS = ("cond", "scan", "shard_map", "while")
+LOOPS = ("cond", "scan", "shard_map", "while")
 _LEAST = 1 / 20  # of all bytes: less is not worth a finding
 # What takes and hands on values as they are, by which of its operands may be such.
 _ONE = {
@@ -82,7 +82,7 @@ def _sums(jaxpr):
         is_whole = equation.params.get("axis_index_groups") is None
         if equation.primitive.name in _SUMS and is_whole and not is_backward(equation):
             yield equation
-        elif equation.primitive.name not in _LOOPS:
+        elif equation.primitive.name not in LOOPS:
             for inner in called_jaxprs(equation):
                 yield from _sums(inner)
 
@@ -95,7 +95,7 @@ def _kept_by(scan, start, users, results):
     while outs != old:
         old = outs
         inputs = {body.invars[consts + n] for n in outs if n < carried}
-        outs = _reached(body, inputs, start)
+        outs = reached(body, inputs, start, _is_kept)
         if outs is None:
             return None
     kept = 0
@@ -109,18 +109,28 @@ def _kept_by(scan, start, users, results):
     return kept
 
 
-def _reached(jaxpr, marked, start):
-    """The results, by number, that are parts of some variables and of what an equation makes, as
-    they are or scaled; None if anything else is computed with these.
+def reached(
+    jaxpr: Any,
+    marked: Iterable[Any],
+    start: Any,
+    passes: Callable[[Any, set[int]], bool | None],
+) -> list[int] | None:
+    """The results, by number, that some variables and what an equation makes are handed on to.
+
+    Args:
+      jaxpr: the jaxpr.
+      marked: the variables.
+      start: the equation, of this jaxpr or of one that it calls.
+      passes: whether another equation hands on those of its operands which are given by number,
+        to all its results; None if it uses them, and then the function returns None.
     """
     marked = set(marked)
     for equation in jaxpr.eqns:
-        name, made = equation.primitive.name, equation.outvars
+        made = equation.outvars
         places = {n for n, a in enumerate(equation.invars) if not hasattr(a, "val") and a in marked}
-        inner = [] if name in _LOOPS else called_jaxprs(equation)
+        inner = [] if equation.primitive.name in LOOPS else called_jaxprs(equation)
         if inner:
-            own = {inner[0].invars[n] for n in places}
-            results = _reached(inner[0], own, start)
+            results = reached(inner[0], {inner[0].invars[n] for n in places}, start, passes)
             if results is None:
                 return None
             made = [equation.outvars[n] for n in results]
@@ -129,16 +139,24 @@ def _reached(jaxpr, marked, start):
                 return None
         elif not places:
             continue
-        elif name == "select_n":
-            if 0 in places:
-                return None
-        elif name in ("div", "mul"):
-            if places != {0} or not hasattr(equation.invars[1], "val"):
-                return None
-        elif not places <= _OPERANDS.get(name, set()):
+        elif (is_passed := passes(equation, places)) is None:
             return None
+        elif not is_passed:
+            continue
         marked |= {*made}
     return [n for n, one in enumerate(jaxpr.outvars) if not hasattr(one, "val") and one in marked]
+
+
+def _is_kept(equation, places):
+    """Whether an equation hands values on as they are, or scaled; else None."""
+    name = equation.primitive.name
+    if name in ("div", "mul"):
+        is_scaled = places == {0} and hasattr(equation.invars[1], "val")
+    elif name == "select_n":
+        is_scaled = 0 not in places
+    else:
+        is_scaled = places <= _OPERANDS.get(name, set())
+    return is_scaled or None
 
 
 def _variables(equation):
