@@ -38,6 +38,7 @@ from shardlab.report import (
     findings,
     gradients,
     kept,
+    matrices,
     promoted,
     scattered,
     storage,
@@ -247,6 +248,7 @@ def _of_the_trace(jaxpr, report, name, is_trained, arrays, peak):
     if report.compiled_for != "cpu":
         yield from promoted.of_sent_wide(jaxpr, report.moves)
     yield from scattered.of_sliced_sums(jaxpr)
+    yield from matrices.of_gathered_stacks(jaxpr, report.moves, report.mesh)
     yield from kept.of_kept_sums(jaxpr, report.bytes, report.findings)
     if is_trained:
         yield from captured.of_fixed_keys(jaxpr)
