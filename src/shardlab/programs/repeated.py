@@ -30,10 +30,10 @@ _SCATTERED = ("psum_scatter", "reduce_scatter")
 _BRANCHING = ("cond", "shard_map", "while")
 _LINEAR = {  # of one operand
     "broadcast_in_dim", "convert_element_type", "copy", "cumsum", "dynamic_slice", "name", "neg",
-    "pcast", "pvary", "reduce_precision", "reduce_sum", "reshape", "rev", "slice", "squeeze",
-    "stop_gradient", "transpose",
+    "pcast", "pvary", "reduce_precision", "reduce_sum", "reshape", "rev", "slice", "split",
+    "squeeze", "stop_gradient", "tile", "transpose", "unstack",
 }  # fmt: skip
-_ADD = ("add", "add_any", "concatenate", "sub")
+_ADD = ("add", "add_any", "concatenate", "stack", "sub")
 _NONE = frozenset()
 _ZERO = ("", True)  # what is zero is a sum along every axis
 
