@@ -12,6 +12,7 @@ from shardlab.programs.origins import where
 from shardlab.programs.repeated import dimensions_before
 from shardlab.programs.varying import opened, parts_of_scan, place_of
 from shardlab.report.findings import Finding, bytes_of, listed
+from shardlab.report.kept import LOOPS
 
 __all__ = ["of_gathered_stacks"]
 
@@ -21,7 +22,6 @@ _DOES = {
     "reduce-scatter": "add parts of the products",
 }
 _LEAST = 1 / 20  # of all bytes: less is not worth a finding
-_LOOPS = ("cond", "scan", "shard_map", "while")
 _INDEPENDENT = {
     "abs", "add", "add_any", "broadcast_in_dim", "convert_element_type", "copy", "div",
     "dot_general", "exp", "integer_pow", "log", "max", "min", "mul", "neg", "pow", "reduce_max",
@@ -82,7 +82,7 @@ def _products(jaxpr):
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
             yield place_of(equation)
-        elif equation.primitive.name not in _LOOPS:
+        elif equation.primitive.name not in LOOPS:
             for inner in called_jaxprs(equation):
                 yield from _products(inner)
 
@@ -111,7 +111,7 @@ def _followed(jaxpr, known):
     for equation in jaxpr.eqns:
         name = equation.primitive.name
         given = [None if hasattr(a, "val") else known.get(a) for a in equation.invars]
-        inner = [] if name in _LOOPS else called_jaxprs(equation)
+        inner = [] if name in LOOPS else called_jaxprs(equation)
         if inner:
             own = zip(inner[0].invars, given, strict=True)
             results = _followed(inner[0], {v: d for v, d in own if d is not None})
@@ -121,7 +121,7 @@ def _followed(jaxpr, known):
             return None
         elif all(d is None for d in given):
             continue
-        elif name in _LOOPS or len(equation.outvars) != 1:
+        elif name in LOOPS or len(equation.outvars) != 1:
             return None
         else:
             results = [_dimension(equation, given)]
