@@ -83,6 +83,8 @@ marked (inside) are used by the others alone, and have no section in the referen
 - `shardlab.report.accepted`: advise specs that explicit axes accept (inside)
 - `shardlab.report.gathers`: judge what a program gathers (inside)
 - `shardlab.report.gradients`: judge gradients that lack axes of their parameters (inside)
+- `shardlab.report.kept`: judge sums in a loop that keeps only some of them (inside)
+- `shardlab.report.matrices`: judge loops that gather the matrices of a stack (inside)
 - `shardlab.report.scattered`: judge sums of which each device keeps its own shard (inside)
 - `shardlab.report.specs`: judge the specs of a program (inside)
 - `shardlab.report.moves`: what a program sends, added up by line (inside)

@@ -63,14 +63,17 @@ LAYOUT = {
 }  # fmt: skip
 _ELEMENTWISE = {
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
-    "cbrt", "ceil", "clamp", "clz", "complex", "conj", "convert_element_type", "copy", "copy_p",
-    "cos", "cosh", "device_put", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2",
-    "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "lgamma", "log",
-    "log1p", "logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "nextafter", "not", "or",
-    "pcast", "population_count", "pow", "pvary", "real", "reduce_precision", "rem", "round",
+    "bessel_i0e", "bessel_i1e", "cbrt", "ceil", "clamp", "clz", "complex", "conj",
+    "convert_element_type", "copy", "copy_p", "cos", "cosh", "device_put", "digamma", "div", "eq",
+    "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "igamma", "igammac",
+    "imag", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "log2", "logistic", "lt",
+    "max", "min", "mul", "mulhi", "name", "ne", "neg", "nextafter", "not", "or", "pcast",
+    "polygamma", "population_count", "pow", "pvary", "real", "reduce_precision", "rem", "round",
     "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign",
-    "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor", *_CONSTRAINTS,
+    "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor", "zeta",
+    *_CONSTRAINTS,
 }  # fmt: skip
+_PARTS = ("concatenate", "split", "stack", "tile", "unstack")
 _PICKS = ("dynamic_slice", "gather", "slice")
 _REDUCTIONS = {
     "argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod",
@@ -935,10 +938,6 @@ class _Follower:
             )
         if name == "reshape":
             return _reshaped(operand, first, shape, self.sizes)
-        if name == "split":
-            parts = [one.aval.shape[params["axis"]] for one in equation.outvars]
-            ways = math.prod(self.sizes.get(axis, 1) for axis in first[params["axis"]])
-            return None if any(part % ways for part in parts) else first
         if name == "squeeze":
             gone = {d % len(operand) for d in params["dimensions"]}
             return tuple(axes for d, axes in enumerate(first) if d not in gone)
@@ -970,9 +969,8 @@ class _Follower:
                 axes if size == before and d not in along else ()
                 for d, (axes, size, before) in enumerate(zip(first, shape, operand, strict=True))
             )
-        if name == "concatenate":
-            merged = self._met(equation, values, shape)
-            return tuple(() if d == params["dimension"] else a for d, a in enumerate(merged))
+        if name in _PARTS:
+            return self._of_parts(name, equation, values)
         if name in _ELEMENTWISE and all(
             not one or _spreads(one, shape)
             for one in (getattr(atom.aval, "shape", ()) for atom in equation.invars)
@@ -981,6 +979,22 @@ class _Follower:
         # whatever mixes arrays that never had axes, such as random bits of a key, has none
         had = any(value.named or value.lost for value in values)
         return None if had else ((),) * len(shape)
+
+    def _of_parts(self, name, equation, values):
+        """The same of an operation that joins arrays, or parts one."""
+        params, first = equation.params, values[0].axes
+        axis = params.get("axis", params.get("dimension"))
+        if name in ("concatenate", "stack"):
+            merged = self._met(equation, values, equation.invars[0].aval.shape)
+            is_new = name == "stack"
+            return (*merged[:axis], (), *merged[axis + (not is_new) :])
+        if name == "unstack":
+            return tuple(axes for d, axes in enumerate(first) if d != axis)
+        if name == "tile":
+            return tuple(() if n > 1 else one for n, one in zip(params["reps"], first, strict=True))
+        parts = [one.aval.shape[axis] for one in equation.outvars]
+        ways = math.prod(self.sizes.get(one, 1) for one in first[axis])
+        return None if any(part % ways for part in parts) else first
 
     def _met(self, equation, values, shape):
         """The axes of arrays of one shape that meet, and where their orders differ."""
@@ -1732,6 +1746,7 @@ def _numbers(atom, makers):
     made = makers.get(atom)
     name = made.primitive.name if made is not None else ""
     is_one = name == "broadcast_in_dim" and atom.aval.shape == (1,)
+    is_one |= name == "stack" and atom.aval.ndim == 1
     if not is_one and name not in ("concatenate", "convert_element_type"):
         return None
     parts = [_numbers(one, makers) for one in made.invars]

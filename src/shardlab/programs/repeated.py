@@ -23,17 +23,17 @@ from shardlab.programs.varying import (
     place_of,
 )
 
-__all__ = ["repeated"]
+__all__ = ["dimensions_before", "repeated"]
 
 _SUMS = ("psum", "psum_invariant")
 _SCATTERED = ("psum_scatter", "reduce_scatter")
 _BRANCHING = ("cond", "shard_map", "while")
 _LINEAR = {  # of one operand
     "broadcast_in_dim", "convert_element_type", "copy", "cumsum", "dynamic_slice", "name", "neg",
-    "pcast", "pvary", "reduce_precision", "reduce_sum", "reshape", "rev", "slice", "squeeze",
-    "stop_gradient", "transpose",
+    "pcast", "pvary", "reduce_precision", "reduce_sum", "reshape", "rev", "slice", "split",
+    "squeeze", "stop_gradient", "tile", "transpose", "unstack",
 }  # fmt: skip
-_ADD = ("add", "add_any", "concatenate", "sub")
+_ADD = ("add", "add_any", "concatenate", "stack", "sub")
 _NONE = frozenset()
 _ZERO = ("", True)  # what is zero is a sum along every axis
 
@@ -241,7 +241,7 @@ def _before(equation, number, dimension, is_sum, axis):
     if inner := called_jaxprs(equation):
         found = _sources(inner[0], inner[0].outvars[number], dimension, axis, is_sum)
         return [(atoms[n], *rest) for n, *rest in found]
-    places = _dimensions(equation, dimension)
+    places = dimensions_before(equation, dimension)
     return [(atom, d, is_sum) for atom, d in zip(atoms, places, strict=False) if d is not None]
 
 
@@ -265,8 +265,13 @@ def _before_scan(equation, number, dimension, is_sum, axis):
     return before
 
 
-def _dimensions(equation, dimension):
-    """For each operand the dimension from which that of the result comes; None for none."""
+def dimensions_before(equation: Any, dimension: int) -> list[int | None]:
+    """For each operand the dimension from which that of the result comes; None for none.
+
+    Args:
+      equation: of a jaxpr, with one result.
+      dimension: of the result.
+    """
     name, params = equation.primitive.name, equation.params
     shapes = [getattr(atom.aval, "shape", ()) for atom in equation.invars]
     shape = equation.outvars[0].aval.shape

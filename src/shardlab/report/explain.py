@@ -37,6 +37,8 @@ from shardlab.report import (
     carried,
     findings,
     gradients,
+    kept,
+    matrices,
     promoted,
     scattered,
     storage,
@@ -243,7 +245,11 @@ def _of_the_trace(jaxpr, report, name, is_trained, arrays, peak):
     yield from findings.of_varying(mismatches(jaxpr), name)
     yield from findings.of_added(repeated(jaxpr), report.findings)
     yield from promoted.of_promoted(jaxpr)
+    if report.compiled_for != "cpu":
+        yield from promoted.of_sent_wide(jaxpr, report.moves)
     yield from scattered.of_sliced_sums(jaxpr)
+    yield from matrices.of_gathered_stacks(jaxpr, report.moves, report.mesh)
+    yield from kept.of_kept_sums(jaxpr, report.bytes, report.findings)
     if is_trained:
         yield from captured.of_fixed_keys(jaxpr)
         yield from carried.of_wide_sums(jaxpr, arrays, peak)

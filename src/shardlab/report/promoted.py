@@ -1,17 +1,21 @@
-"""Judge the dtypes of a step's products: weights in bfloat16 that meet float32."""
+"""Judge the dtypes of a step's products: weights in bfloat16 that meet float32, and partial sums
+that are sent in float32.
+"""
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardlab.programs.kernels import inner_jaxprs
+from shardlab.arrays.layout import bytes_text
+from shardlab.programs.kernels import called_jaxprs, inner_jaxprs
 from shardlab.programs.origins import where
 from shardlab.programs.varying import is_backward, own_frames, parts_of_scan, place_of
-from shardlab.report.findings import Finding
+from shardlab.report.findings import Finding, bytes_of, listed
+from shardlab.report.kept import LOOPS, reached
 
-__all__ = ["of_promoted"]
+__all__ = ["of_promoted", "of_sent_wide"]
 
 _MUCH = 1 / 4  # of the FLOPs of all products with weights
 _LOW = ("bfloat16", "float16")
@@ -19,6 +23,9 @@ _SAME = (  # as much a weight as their operand
     "broadcast_in_dim", "copy", "dynamic_slice", "reshape", "sharding_constraint", "slice",
     "squeeze", "transpose",
 )  # fmt: skip
+_LEAST = 1 / 20  # of all bytes: less is not worth a finding
+_SUMS = ("psum", "psum_invariant", "psum_scatter", "reduce_scatter")
+_HANDED_ON = {*_SAME, *_SUMS, "add", "neg", "optimization_barrier", "pvary", "reshard", "sub"}
 
 
 @dataclass(frozen=True)
@@ -128,3 +135,84 @@ def _scanned(equation, body, values, flops, wide, times):
     start = [replace(one, is_weight=False) for one in values[consts : consts + carried]]
     values = [*values[:consts], *start, *values[consts + carried :]]
     return _follow(body, values, flops, wide, times * equation.params["length"])
+
+
+def of_sent_wide(jaxpr: Any, moves: Sequence[Any]) -> Iterator[Finding]:
+    """Sums over devices in float32 of the parts of a product of smaller numbers, which is rounded
+    to these before anything else is computed with it.
+
+    Args:
+      jaxpr: the traced step.
+      moves: the `shardlab.report.moves.Move`s; those of a compiler for chips, because that for CPUs
+        adds in float32 whatever the program has.
+    """
+    total, places = bytes_of(moves), {}
+    for move in moves:
+        is_sum = move.kind in ("all-reduce", "reduce-scatter") and move.phase == "forward"
+        if is_sum and move.bytes and all("f32[" in one for one in move.types):
+            places.setdefault((move.file, move.line), []).append(move)
+    low = {}
+    for place, kind, sums in _narrowed(jaxpr) if places else ():
+        low |= dict.fromkeys((place, *sums), (place, kind))
+    for place in (one for one in places if one in low):
+        here, (product, kind) = places[place], low[place]
+        sent = bytes_of(here)
+        if sent / 2 < max(_LEAST * total, 1024):
+            continue
+        axes = dict.fromkeys(axis for move in here for axis in move.axes or ())
+        along = f" along {listed([*axes])}" if axes else ""
+        yield Finding(
+            "avoidable communication",
+            f"{where(*product)}: the product's preferred_element_type is float32, so its parts are "
+            f"added{along} in float32, {bytes_text(sent)}, and what they add up to is then cast to "
+            f"{kind}: without it, or with the cast before the sum, half as many bytes are sent; "
+            f"each device's part is rounded to {kind} then before it is added",
+        )
+
+
+def _narrowed(jaxpr):
+    """The products of small numbers with a float32 result that is only cast back: their place, the
+    dtype, and the places of sums over devices between.
+    """
+    for product in _products(jaxpr):
+        sums, casts = [], set()
+
+        def passes(equation, places, sums=sums, casts=casts):
+            name = equation.primitive.name
+            if name == "convert_element_type":
+                kind = _kind(equation.outvars[0])
+                casts.add(kind)
+                return False if kind in _LOW else None
+            if name in _SUMS:
+                sums.append(place_of(equation))
+            is_scaled = len(places) == 1 and (name == "mul" or (name == "div" and places == {0}))
+            is_chosen = name == "select_n" and 0 not in places
+            return True if name in _HANDED_ON or is_scaled or is_chosen else None
+
+        if reached(jaxpr, (), product, passes) == [] and casts:
+            yield place_of(product), min(casts), sums
+    for inner in _regions(jaxpr):
+        yield from _narrowed(inner)
+
+
+def _products(jaxpr):
+    """The products with a float32 result of smaller numbers, not those in loops."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            kinds = {_kind(atom) for atom in equation.invars[:2]}
+            is_wide = kinds <= {*_LOW} and _kind(equation.outvars[0]) == "float32"
+            if is_wide and not is_backward(equation):
+                yield equation
+        elif equation.primitive.name not in LOOPS:
+            for inner in called_jaxprs(equation):
+                yield from _products(inner)
+
+
+def _regions(jaxpr):
+    """The jaxprs of loops, of branches and of what shard_maps map."""
+    for equation in jaxpr.eqns:
+        for inner in inner_jaxprs(equation):
+            if equation.primitive.name in LOOPS:
+                yield inner
+            else:
+                yield from _regions(inner)

@@ -146,6 +146,40 @@ def test_what_an_operation_does_to_axes_is_unknown_says_nothing():
     assert not shown.repeated and shown.flops
 
 
+@pytest.mark.parametrize(
+    ("join", "dimension"),
+    [
+        (lambda x: jnp.stack([x, 2 * x]), 1),
+        (lambda x: jnp.stack([x, 2 * x], 1), 0),
+        (lambda x: jnp.unstack(x.reshape(64, 8, 8), axis=1)[3], 0),
+        (lambda x: jnp.tile(x, (1, 2)), 0),
+        (lambda x: jnp.concatenate([x, x], 1), 0),
+        (lambda x: jnp.split(x, 2, 1)[0], 0),
+        (lambda x: jnp.log2(x) + jax.scipy.special.i0e(x), 0),
+    ],
+)
+def test_what_joins_or_parts_arrays_keeps_the_axes_of_other_dimensions(join, dimension):
+    def f(x):
+        y = whole(join(x))
+        return y @ y.mT
+
+    (loss,) = inherited_axes(
+        jax.jit(f).trace(jnp.ones((64, 64))).jaxpr.jaxpr, [NamedSharding(MESH, P("data"))]
+    ).repeated
+    assert (loss.axis, loss.dimension) == ("data", dimension)
+
+
+@pytest.mark.parametrize("join", [lambda x: jnp.unstack(x)[0], lambda x: jnp.tile(x, (2, 1))])
+def test_what_parts_or_repeats_the_dimension_in_shards_loses_its_axis(join):
+    shown = inherited_axes(
+        jax.jit(lambda x: jnp.dot(whole(join(x)), jnp.ones((64, 64))))
+        .trace(jnp.ones((64, 64)))
+        .jaxpr.jaxpr,
+        [NamedSharding(MESH, P("data"))],
+    )
+    assert not shown.repeated and shown.flops
+
+
 # --- The order of axes ----------------------------------------------------------------------------
 
 
