@@ -1437,6 +1437,9 @@ class _Follower:
                     continue
                 better = _without(new, axis)
                 better[before] = value.axes[before]
+                ways = math.prod(self.sizes.get(axis, 1) for axis in better[before])
+                if equation.invars[0].aval.shape[before] % ways:
+                    continue
                 kind, specs = _type(equation.invars[0].aval), (text_of(new), text_of(better))
                 if len({*sum(better, ())}) == len(sum(better, ())):
                     found.append(Moved(self._place(equation), axis, before, after, kind, *specs))
@@ -1509,7 +1512,11 @@ class _Follower:
         body, length = opened(params["jaxpr"]), params["length"]
         consts, carried = parts_of_scan(equation, body)
         start, stacked = values[consts : consts + carried], values[consts + carried :]
-        rows = [replace(one, axes=one.axes[1:]) for one in stacked]
+        rows = [
+            # along the dimension of the iterations nothing can be in shards
+            replace(one, axes=one.axes[1:], moved=tuple(m for m in one.moved if m.before))
+            for one in stacked
+        ]
         carry, after_first = start, None
         shown = self.shown
         for _ in range(3):  # until what is carried stays as it is

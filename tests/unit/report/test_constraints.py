@@ -224,3 +224,23 @@ def test_tokens_that_are_exchanged_for_rows_of_a_weight_are_not_told():
     both = ("data", "model")
     report = explain(jax.jit(lambda ws, x: flattened(ws, x, both, (both,))), ws, x)
     assert not any("moves model" in one.says for one in report.findings), report
+
+
+@pytest.mark.parametrize("parts", [4, 8, 16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_micro_batches_are_not_advised_to_be_sharded_along_their_number(parts, dtype):
+    """A loop takes one at a time: in shards along their number, all devices would wait for one."""
+    mesh = grid((8,), ("data",))
+    spec = NamedSharding(mesh, P(None, "data"))
+
+    def step(w, x):
+        parted = lax.with_sharding_constraint(x.reshape(parts, -1, *x.shape[1:]), spec)
+
+        def add(total, part):
+            return total + jax.grad(lambda w: jnp.tanh(part @ w).sum())(w), None
+
+        return lax.scan(add, jnp.zeros_like(w), parted)[0]
+
+    w, x = struct(mesh, (512, 512), dtype=dtype), struct(mesh, (256, 64, 512), "data", dtype=dtype)
+    report = explain(step, w, x)
+    assert "order of axes" not in {one.title for one in report.findings}, report
