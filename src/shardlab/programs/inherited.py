@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from shardlab.arrays.layout import axes_named, short_dtype, spec_text
 from shardlab.programs.hlo import type_bytes
-from shardlab.programs.kernels import called_jaxprs, inner_jaxprs
+from shardlab.programs.kernels import BRANCHING, called_jaxprs, inner_jaxprs
 from shardlab.programs.varying import (
     by_dimension,
     communicated,
@@ -54,7 +54,6 @@ __all__ = [
 _CONSTRAINTS = ("sharding_constraint", "reshard")
 _SMALL = 4  # times as large is what is gathered for a small weight
 _REST = "'s rest"  # of an axis, after a reshape that splits the dimension which it divides
-_BRANCHING = ("cond", "scan", "shard_map", "while")
 _SEARCHES = ("approx_top_k", "argmax", "argmin", "sort", "top_k")
 LAYOUT = {
     "broadcast_in_dim", "convert_element_type", "copy", "copy_p", "name", "optimization_barrier",
@@ -654,7 +653,7 @@ class _Follower:
         contested = self._still_contested(equation, values)
         inside = self._of_what_it_contains(equation, values, times, within, manual)
         is_simple = name in {*_ELEMENTWISE, "one_minus_square"} or (  # of the gradient of tanh
-            inside is not None and name not in _BRANCHING
+            inside is not None and name not in BRANCHING
         )
         if not is_simple and not is_backward(equation):
             self.shown.needed.update(*(value.spread for value in values))
@@ -697,7 +696,7 @@ class _Follower:
         that it ends.
         """
         name, handed = equation.primitive.name, None
-        is_inner = name not in _BRANCHING and any(True for _ in inner_jaxprs(equation))
+        is_inner = name not in BRANCHING and any(True for _ in inner_jaxprs(equation))
         for value in values:
             if value.contested is None or is_inner:
                 continue
@@ -860,7 +859,7 @@ class _Follower:
             return
         is_within = starts is not None and len(starts) == len(places)
         for n, d in cut if is_within else ():
-            shard = shape[d] // math.prod(self.sizes.get(axis, 1) for axis in value.axes[d])
+            shard = shape[d] // self._ways(value.axes[d])
             is_within &= starts[n] // shard == (starts[n] + sizes[d] - 1) // shard
         place = self._place(equation)
         key = place.file, place.line
@@ -899,7 +898,7 @@ class _Follower:
             is_wider = len(own) == len(axes) and all(
                 {*mine} <= {*its} for mine, its in zip(axes, own, strict=True)
             )
-            if lacking and is_wider and math.prod(self.sizes.get(a, 1) for a in lacking) > 1:
+            if lacking and is_wider and self._ways(lacking) > 1:
                 held = Held(place, kind, spec, text_of(own), lacking, number)
                 self.shown.held.setdefault(held)
         if len(large) != 1:
@@ -993,8 +992,12 @@ class _Follower:
         if name == "tile":
             return tuple(() if n > 1 else one for n, one in zip(params["reps"], first, strict=True))
         parts = [one.aval.shape[axis] for one in equation.outvars]
-        ways = math.prod(self.sizes.get(one, 1) for one in first[axis])
+        ways = self._ways(first[axis])
         return None if any(part % ways for part in parts) else first
+
+    def _ways(self, axes):
+        """Into how many parts axes divide a dimension."""
+        return math.prod(self.sizes.get(axis, 1) for axis in axes)
 
     def _met(self, equation, values, shape):
         """The axes of arrays of one shape that meet, and where their orders differ."""
@@ -1186,7 +1189,7 @@ class _Follower:
 
     def _elements_whole(self, aval, named, axis):
         """Elements of an array in shards along axes, on a device that has all of it along one."""
-        return math.prod(aval.shape) // math.prod(self.sizes.get(a, 1) for a in named - {axis})
+        return math.prod(aval.shape) // self._ways(named - {axis})
 
     def _bytes_whole(self, equation, sides, n, axis):
         """Of a product: bytes of operand n and of the result on a device that has all of them along
@@ -1437,8 +1440,7 @@ class _Follower:
                     continue
                 better = _without(new, axis)
                 better[before] = value.axes[before]
-                ways = math.prod(self.sizes.get(axis, 1) for axis in better[before])
-                if equation.invars[0].aval.shape[before] % ways:
+                if equation.invars[0].aval.shape[before] % self._ways(better[before]):
                     continue
                 kind, specs = _type(equation.invars[0].aval), (text_of(new), text_of(better))
                 if len({*sum(better, ())}) == len(sum(better, ())):
@@ -1633,7 +1635,7 @@ def _is_each(jaxpr, axis):
         named = params.get("axes", ()), params.get("axis_name", ())
         if axis in (*named, *(one for each in named if isinstance(each, tuple) for one in each)):
             return False
-        inner = called_jaxprs(equation) if name not in _BRANCHING else ()
+        inner = called_jaxprs(equation) if name not in BRANCHING else ()
         is_known = name in {*_ELEMENTWISE, *LAYOUT, *_REDUCTIONS} - {*_SEARCHES} or any(
             name.startswith(one) for one in ("psum", "pmax", "pmin")
         )

@@ -11,17 +11,19 @@ import jax
 from shardlab.programs.hlo import Instruction, metadata
 
 __all__ = [
+    "BRANCHING",
     "called_jaxprs",
     "calls",
     "communicates",
     "declared_bytes",
+    "flat_equations",
     "inner_jaxprs",
     "name",
     "title",
     "written",
 ]
 
-
+BRANCHING = ("cond", "scan", "shard_map", "while")  # what runs a jaxpr otherwise than once as it is
 _CALLS = ("pallas_call", "mpmd_map")  # as `pl.pallas_call` and `pl.kernel` are named in a jaxpr
 
 
@@ -121,3 +123,15 @@ def called_jaxprs(equation: Any) -> list[Any]:
         for one in inner_jaxprs(equation)
         if len(one.invars) == len(equation.invars) and len(one.outvars) == len(equation.outvars)
     ]
+
+
+def flat_equations(jaxpr: Any) -> Iterator[Any]:
+    """The equations of a jaxpr and of those that it calls, in order, not those of what `BRANCHING`
+    runs.
+    """
+    for equation in jaxpr.eqns:
+        inner = [] if equation.primitive.name in BRANCHING else called_jaxprs(equation)
+        if not inner:
+            yield equation
+        for one in inner:
+            yield from flat_equations(one)

@@ -10,7 +10,7 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from shardlab.costs.communication.kinds import OPERATIONS
-from shardlab.programs.kernels import called_jaxprs, inner_jaxprs
+from shardlab.programs.kernels import BRANCHING, called_jaxprs, inner_jaxprs
 from shardlab.programs.origins import is_in_backward
 from shardlab.programs.varying import (
     Mismatch,
@@ -23,11 +23,10 @@ from shardlab.programs.varying import (
     place_of,
 )
 
-__all__ = ["dimensions_before", "repeated"]
+__all__ = ["SUMS", "dimensions_before", "repeated"]
 
-_SUMS = ("psum", "psum_invariant")
+SUMS = ("psum", "psum_invariant")
 _SCATTERED = ("psum_scatter", "reduce_scatter")
-_BRANCHING = ("cond", "shard_map", "while")
 _LINEAR = {  # of one operand
     "broadcast_in_dim", "convert_element_type", "copy", "cumsum", "dynamic_slice", "name", "neg",
     "pcast", "pvary", "reduce_precision", "reduce_sum", "reshape", "rev", "slice", "split",
@@ -104,11 +103,11 @@ class _Sums:
 
     def _results(self, equation, values, stack):
         name, count = equation.primitive.name, len(equation.outvars)
-        if name in _SUMS or name in _SCATTERED:
+        if name in SUMS or name in _SCATTERED:
             return self._summed(equation, values, stack)
         if name == "scan":
             return self._scan(equation, values, stack)
-        inner = [] if name in _BRANCHING else called_jaxprs(equation)
+        inner = [] if name in BRANCHING else called_jaxprs(equation)
         if inner:
             return self.run(inner[0], values, stack)
         if name == "optimization_barrier":
@@ -229,15 +228,15 @@ def _sources(jaxpr, atom, dimension, axis, is_sum=False):
 def _before(equation, number, dimension, is_sum, axis):
     """The operands of an equation from which the rows of a result come, as `_sources` has them."""
     name, atoms = equation.primitive.name, equation.invars
-    if name in _SUMS:
+    if name in SUMS:
         # what a backward pass adds is a gradient, as of single samples, and has another remedy
         is_written = not is_in_backward(str(equation.source_info.name_stack))
         is_along = is_written and axis in communicated_along(equation)
         return [(atoms[number], dimension, is_sum or is_along)]
-    if name in OPERATIONS or name in _BRANCHING:
-        return []
     if name == "scan":
         return _before_scan(equation, number, dimension, is_sum, axis)
+    if name in OPERATIONS or name in BRANCHING:
+        return []
     if inner := called_jaxprs(equation):
         found = _sources(inner[0], inner[0].outvars[number], dimension, axis, is_sum)
         return [(atoms[n], *rest) for n, *rest in found]

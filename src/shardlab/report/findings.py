@@ -6,7 +6,6 @@ Each function that begins with `of_` yields a `Finding` for each fault that it f
 
 import itertools
 import math
-import operator
 import re
 import types
 from collections import Counter
@@ -35,7 +34,7 @@ from shardlab.report.causes import (
     is_agreed,
     is_manual,
 )
-from shardlab.report.names import keys_of, pattern, stacked
+from shardlab.report.names import in_common, keys_of, pattern, stacked
 from shardlab.report.remedies import (
     Donation,
     OtherConstraints,
@@ -527,7 +526,7 @@ def _likes(group, ends):
     for array, _ in group:
         own = keys_of(array.name)
         alike = [
-            (sum(1 for _ in itertools.takewhile(bool, map(operator.eq, own, keys))), one)
+            (in_common(own, keys), one)
             for one, keys in ends.get((array.type, *own[:1]), ())
             if own and one.bytes < array.bytes
         ]
@@ -2024,11 +2023,14 @@ def of_temporaries(
         another way of computing it would not hold.
       saved: bytes of gathered arguments that a device would hold less if it gathered them again.
     """
-    kept = [row for row in temporaries if row.phase == "forward" or row.is_recomputed]
-    kept = kept if is_differentiated else []
-    # no gradient goes through integers, such as random bits
-    kept = [row for row in kept if not re.match(r"[su]\d", row.type)]
-    kept = [row for row in kept if row.is_stack or row.count > 2]
+    kept = [
+        row
+        for row in temporaries
+        if is_differentiated
+        and (row.phase == "forward" or row.is_recomputed)
+        and not re.match(r"[su]\d", row.type)  # no gradient goes through integers
+        and (row.is_stack or row.count > 2)
+    ]
     # what a loop carries has no operation that makes it, unlike what its body computes
     carried = [row for row in temporaries if is_differentiated and row.is_stack and not row.phase]
     sizes_of_results = {_shape(array.shard) for array in results}
@@ -2059,12 +2061,11 @@ def of_temporaries(
     elif is_stacked or sizes["temporaries"] >= kept_bytes > max(share * peak, least):
         row = stacks[0] if is_stacked else kept[0]
         what = " of each iteration of a loop" if row.is_stack else ""
-        pass_ = "kept for the backward pass"
-        if row.is_recomputed:
-            pass_ = "computed again for the backward pass and held together"
+        way = "computed again for the backward pass and held together"
+        way = way if row.is_recomputed else "kept for the backward pass"
         yield Finding(
             "largest temporaries",
-            f"{where(row.file, row.line)}: {bytes_text(kept_bytes)}{what} are {pass_}, "
+            f"{where(row.file, row.line)}: {bytes_text(kept_bytes)}{what} are {way}, "
             f"{kept_bytes / peak:.0%} of what a device holds at once, most of them "
             f"{row.count} × {row.type}, made by {row.operation or 'it'}; "
             f"{_CHECKPOINTS[row.is_recomputed, row.is_stack]}",

@@ -1,13 +1,12 @@
 """Judge the gradients that a program returns: those that lack an axis of their parameters."""
 
-import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from shardlab.arrays.layout import bytes_text
 from shardlab.report.findings import Finding, layout_of, listed, replacements
-from shardlab.report.names import keys_of, pattern, stacked
+from shardlab.report.names import in_common, keys_of, pattern, stacked
 from shardlab.report.remedies import entries_of
 
 __all__ = ["lacking", "of_lacking", "without"]
@@ -51,15 +50,7 @@ def _like(result, alike, place):
     type, if it is in smaller shards that go on from those of the result; None if there is none.
     """
     own = keys_of(result.name)
-    common = [
-        sum(
-            1
-            for _ in itertools.takewhile(
-                lambda pair: pair[0] == pair[1], zip(own, keys_of(n), strict=False)
-            )
-        )
-        for n in (one.name for one in alike)
-    ]
+    common = [in_common(own, keys_of(one.name)) for one in alike]
     most = max(common, default=0)
     nearest = [one for one, many in zip(alike, common, strict=True) if many == most]
     if len({one.spec for one in nearest}) > 1:

@@ -7,8 +7,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from shardlab.arrays.layout import bytes_text
-from shardlab.programs.kernels import called_jaxprs, inner_jaxprs
+from shardlab.programs.kernels import BRANCHING, called_jaxprs, flat_equations, inner_jaxprs
 from shardlab.programs.origins import where
+from shardlab.programs.repeated import SUMS
 from shardlab.programs.varying import (
     communicated_along,
     is_backward,
@@ -18,10 +19,8 @@ from shardlab.programs.varying import (
 )
 from shardlab.report.findings import Finding, listed
 
-__all__ = ["LOOPS", "of_kept_sums", "reached"]
+__all__ = ["of_kept_sums", "reached"]
 
-_SUMS = ("psum", "psum_invariant")
-LOOPS = ("cond", "scan", "shard_map", "while")
 _LEAST = 1 / 20  # of all bytes: less is not worth a finding
 # What takes and hands on values as they are, by which of its operands may be such.
 _ONE = {
@@ -66,7 +65,7 @@ def _kept_sums(jaxpr, mesh):
         around = getattr(equation.params.get("mesh"), "shape", mesh)
         if equation.primitive.name == "scan":
             users = [one for one in jaxpr.eqns if {*_variables(one)} & {*equation.outvars}]
-            for one in _sums(opened(equation.params["jaxpr"])):
+            for one in filter(_is_sum, flat_equations(opened(equation.params["jaxpr"]))):
                 axes = sorted(a for a in communicated_along(one) if around.get(a, 1) > 1)
                 times, size = equation.params["length"], sum(_bytes(v) for v in one.outvars)
                 kept = _kept_by(equation, one, users, jaxpr.outvars)
@@ -76,15 +75,10 @@ def _kept_sums(jaxpr, mesh):
             yield from _kept_sums(inner, around)
 
 
-def _sums(jaxpr):
-    """The sums over devices of one iteration, not those of loops in it."""
-    for equation in jaxpr.eqns:
-        is_whole = equation.params.get("axis_index_groups") is None
-        if equation.primitive.name in _SUMS and is_whole and not is_backward(equation):
-            yield equation
-        elif equation.primitive.name not in LOOPS:
-            for inner in called_jaxprs(equation):
-                yield from _sums(inner)
+def _is_sum(equation):
+    """Whether an equation adds over all devices along its axes, in a forward pass."""
+    is_whole = equation.params.get("axis_index_groups") is None
+    return equation.primitive.name in SUMS and is_whole and not is_backward(equation)
 
 
 def _kept_by(scan, start, users, results):
@@ -128,7 +122,7 @@ def reached(
     for equation in jaxpr.eqns:
         made = equation.outvars
         places = {n for n, a in enumerate(equation.invars) if not hasattr(a, "val") and a in marked}
-        inner = [] if equation.primitive.name in LOOPS else called_jaxprs(equation)
+        inner = [] if equation.primitive.name in BRANCHING else called_jaxprs(equation)
         if inner:
             results = reached(inner[0], {inner[0].invars[n] for n in places}, start, passes)
             if results is None:

@@ -7,12 +7,11 @@ from typing import Any
 
 from shardlab.arrays.layout import bytes_text
 from shardlab.programs.inherited import text_of
-from shardlab.programs.kernels import called_jaxprs, inner_jaxprs
+from shardlab.programs.kernels import BRANCHING, called_jaxprs, flat_equations, inner_jaxprs
 from shardlab.programs.origins import where
 from shardlab.programs.repeated import dimensions_before
 from shardlab.programs.varying import opened, parts_of_scan, place_of
 from shardlab.report.findings import Finding, bytes_of, listed
-from shardlab.report.kept import LOOPS
 
 __all__ = ["of_gathered_stacks"]
 
@@ -45,7 +44,8 @@ def of_gathered_stacks(
     sends = [one for one in moves if one.kind in _DOES and one.bytes and one.times != 1]
     for scan in _scans(jaxpr) if sends else ():
         body = opened(scan.params["jaxpr"])
-        places, number = dict.fromkeys(_products(body)), _stacked(scan, body)
+        products = (one for one in flat_equations(body) if one.primitive.name == "dot_general")
+        places, number = {*map(place_of, products)}, _stacked(scan, body)
         here = [one for one in sends if (one.file, one.line) in places and one.axes]
         axes = {one.axes for one in here}
         if number is None or len(axes) != 1 or len(*axes) != 1:
@@ -77,16 +77,6 @@ def _scans(jaxpr):
                 yield from _scans(inner)
 
 
-def _products(jaxpr):
-    """The places of the products of one iteration."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            yield place_of(equation)
-        elif equation.primitive.name not in LOOPS:
-            for inner in called_jaxprs(equation):
-                yield from _products(inner)
-
-
 def _stacked(scan, body):
     """The dimension of the one array that a loop carries along which all that it computes is
     independent, and its size; None if there is none, or if the loop computes with other arrays.
@@ -111,7 +101,7 @@ def _followed(jaxpr, known):
     for equation in jaxpr.eqns:
         name = equation.primitive.name
         given = [None if hasattr(a, "val") else known.get(a) for a in equation.invars]
-        inner = [] if name in LOOPS else called_jaxprs(equation)
+        inner = [] if name in BRANCHING else called_jaxprs(equation)
         if inner:
             own = zip(inner[0].invars, given, strict=True)
             results = _followed(inner[0], {v: d for v, d in own if d is not None})
@@ -121,7 +111,7 @@ def _followed(jaxpr, known):
             return None
         elif all(d is None for d in given):
             continue
-        elif name in LOOPS or len(equation.outvars) != 1:
+        elif name in BRANCHING or len(equation.outvars) != 1:
             return None
         else:
             results = [_dimension(equation, given)]

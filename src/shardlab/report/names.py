@@ -3,6 +3,8 @@ text.
 """
 
 import inspect
+import itertools
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,6 +16,7 @@ from shardlab.arrays.layout import short_dtype
 from shardlab.programs.hlo import metadata
 
 __all__ = [
+    "in_common",
     "keys_of",
     "own_names",
     "parameter_names",
@@ -41,6 +44,15 @@ def path_text(path: tuple) -> str:
 def keys_of(name: str) -> list[str]:
     """The keys of an array's name, the last one first: of "state[0]['w']" w, 0 and state."""
     return re.findall(r"\w+", name)[::-1]
+
+
+def in_common(one: Iterable[str], other: Iterable[str]) -> int:
+    """How many keys two names have in common before the first in which they differ.
+
+    Args:
+      one, other: the keys, as `keys_of` returns them.
+    """
+    return sum(1 for _ in itertools.takewhile(bool, map(operator.eq, one, other)))
 
 
 def type_text(shape: Sequence[int], dtype: Any) -> str:

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardlab.arrays.layout import bytes_text
-from shardlab.programs.kernels import called_jaxprs, inner_jaxprs
+from shardlab.programs.kernels import BRANCHING, flat_equations, inner_jaxprs
 from shardlab.programs.origins import where
+from shardlab.programs.repeated import SUMS
 from shardlab.programs.varying import is_backward, own_frames, parts_of_scan, place_of
 from shardlab.report.findings import Finding, bytes_of, listed
-from shardlab.report.kept import LOOPS, reached
+from shardlab.report.kept import reached
 
 __all__ = ["of_promoted", "of_sent_wide"]
 
@@ -24,8 +25,8 @@ _SAME = (  # as much a weight as their operand
     "squeeze", "transpose",
 )  # fmt: skip
 _LEAST = 1 / 20  # of all bytes: less is not worth a finding
-_SUMS = ("psum", "psum_invariant", "psum_scatter", "reduce_scatter")
-_HANDED_ON = {*_SAME, *_SUMS, "add", "neg", "optimization_barrier", "pvary", "reshard", "sub"}
+_ADDS = (*SUMS, "psum_scatter", "reduce_scatter")
+_HANDED_ON = {*_SAME, *_ADDS, "add", "neg", "optimization_barrier", "pvary", "reshard", "sub"}
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ def _narrowed(jaxpr):
     """The products of small numbers with a float32 result that is only cast back: their place, the
     dtype, and the places of sums over devices between.
     """
-    for product in _products(jaxpr):
+    for product in filter(_is_wide, flat_equations(jaxpr)):
         sums, casts = [], set()
 
         def passes(equation, places, sums=sums, casts=casts):
@@ -183,7 +184,7 @@ def _narrowed(jaxpr):
                 kind = _kind(equation.outvars[0])
                 casts.add(kind)
                 return False if kind in _LOW else None
-            if name in _SUMS:
+            if name in _ADDS:
                 sums.append(place_of(equation))
             is_scaled = len(places) == 1 and (name == "mul" or (name == "div" and places == {0}))
             is_chosen = name == "select_n" and 0 not in places
@@ -195,24 +196,19 @@ def _narrowed(jaxpr):
         yield from _narrowed(inner)
 
 
-def _products(jaxpr):
-    """The products with a float32 result of smaller numbers, not those in loops."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            kinds = {_kind(atom) for atom in equation.invars[:2]}
-            is_wide = kinds <= {*_LOW} and _kind(equation.outvars[0]) == "float32"
-            if is_wide and not is_backward(equation):
-                yield equation
-        elif equation.primitive.name not in LOOPS:
-            for inner in called_jaxprs(equation):
-                yield from _products(inner)
+def _is_wide(equation):
+    """Whether an equation is a forward pass's product of small numbers with a float32 result."""
+    if equation.primitive.name != "dot_general" or is_backward(equation):
+        return False
+    kinds = {_kind(atom) for atom in equation.invars[:2]}
+    return kinds <= {*_LOW} and _kind(equation.outvars[0]) == "float32"
 
 
 def _regions(jaxpr):
     """The jaxprs of loops, of branches and of what shard_maps map."""
     for equation in jaxpr.eqns:
         for inner in inner_jaxprs(equation):
-            if equation.primitive.name in LOOPS:
+            if equation.primitive.name in BRANCHING:
                 yield inner
             else:
                 yield from _regions(inner)

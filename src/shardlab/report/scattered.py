@@ -6,12 +6,12 @@ from typing import Any
 
 from shardlab.programs.kernels import inner_jaxprs
 from shardlab.programs.origins import where
+from shardlab.programs.repeated import SUMS
 from shardlab.programs.varying import is_backward, place_of
 from shardlab.report.findings import Finding
 
 __all__ = ["of_sliced_sums"]
 
-_SUMS = ("psum", "psum_invariant")
 _SAME = ("convert_element_type", "copy", "div", "mul", "pcast", "pvary")
 _STEPS = 20  # of the computation of an index that are followed
 
@@ -64,7 +64,7 @@ def _maker(atom, makers, used):
         if hasattr(atom, "val") or used[atom] != 1 or atom not in makers:
             return None
         equation = makers[atom]
-        if equation.primitive.name in _SUMS:
+        if equation.primitive.name in SUMS:
             return equation
         if equation.primitive.name not in _SAME:
             return None

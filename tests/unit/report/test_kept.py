@@ -199,7 +199,6 @@ def mlps(form, layers=8, width=256, dtype="float32", backend="cpu"):
         return lax.scan(jax.checkpoint(lambda x, w: (some(x, w, 4), None)), x, fours)[0]
 
     model = {
-        "none": some,
         "all": jax.checkpoint(some),
         "each": some,
         "all of a loop": jax.checkpoint(loop),
